@@ -1,0 +1,83 @@
+# Everything a contributor runs. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CODE := src tests $(wildcard benchmarks) $(wildcard examples)
+
+# The parts of pyproject.toml that the lock pins: the core always, and these.
+LOCKED := --extra embedded --group dev --group build
+COMPILE := uv --system-certs pip compile --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --no-emit-find-links
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(READY) ## create .venv with everything needed for development
+
+# The stamp is written last, so an interrupted setup starts over. A usable interpreter is one that
+# is new enough and can create an environment: Debian ships python3 without ensurepip.
+$(READY): requirements-dev.txt pyproject.toml
+	@for name in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+		if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+			2>/dev/null; then python="$$name"; break; fi; \
+	done; \
+	if [ -z "$${python:-}" ]; then \
+		echo "Penstock needs Python 3.11 or newer with the venv and ensurepip modules," >&2; \
+		echo "and none is on PATH. On Debian or Ubuntu: apt install python3-venv." >&2; \
+		exit 1; \
+	fi; \
+	"$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation -e .
+	@touch $@
+
+.PHONY: check
+check: $(READY) ## format, lint, types, import rules, tidy rules and fast tests
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -m "not slow"
+
+.PHONY: test
+test: check ## check, then the slow tests
+	$(BIN)/pytest -q -m slow
+
+.PHONY: demo
+demo: $(READY) ## watch events flow, on servers that need no installation
+	$(BIN)/penstock demo
+
+.PHONY: crash-matrix
+crash-matrix: $(READY) ## crash at every signal and prove that nothing is lost or repeated
+	$(BIN)/python -m tests.crash_matrix
+
+.PHONY: bench
+bench: $(READY) ## measure throughput and latency
+	$(BIN)/python -m benchmarks
+
+.PHONY: format
+format: $(READY) ## format the code and fix what can be fixed
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+# uv alone can resolve for all platforms at once, so it is fetched when it is needed.
+.PHONY: lock
+lock: $(READY) ## pin the newest versions in requirements-dev.txt
+	@[ -x $(BIN)/uv ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/$(COMPILE) --upgrade --quiet $(LOCKED) --output-file requirements-dev.txt pyproject.toml
+	@echo "requirements-dev.txt is new: run make setup to install it"
+
+.PHONY: clean
+clean: ## remove the environment, caches and build results
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

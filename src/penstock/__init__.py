@@ -1,0 +1,1 @@
+"""Events from PostgreSQL to their handlers, each exactly once."""

@@ -1,0 +1,80 @@
+"""What applications send and handlers receive: typed, raw, and as read from a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Generic, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from penstock.core.require import require
+from penstock.errors import RegistrationError
+
+Payload = TypeVar("Payload")
+
+
+class Event(BaseModel):
+    """A typed event. Building one refuses unknown fields; reading one keeps them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    __event_type__: ClassVar[str]
+    __event_version__: ClassVar[int | None]
+    __event_key__: ClassVar[str | None]
+
+    @classmethod
+    def __pydantic_init_subclass__(
+        cls,
+        *,
+        type: str | None = None,  # noqa: A002 - the public spelling is `type="orders.placed"`
+        version: int | None = None,
+        key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.__event_type__ = type or cls.__name__
+        cls.__event_version__ = version
+        cls.__event_key__ = key
+        require(
+            version is None or version > 0,
+            f"{cls.__name__}: version={version!r} must be a positive integer",
+            RegistrationError,
+        )
+        require(
+            key is None or key in cls.model_fields,
+            f"{cls.__name__}: key={key!r} names no field; it has {', '.join(cls.model_fields)}",
+            RegistrationError,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RawEvent:
+    """An untyped event: a type, a JSON payload and a version."""
+
+    event_type: str
+    payload: Any
+    version: int = 1
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent(Generic[Payload]):
+    """One event as it stands in its stream."""
+
+    stream_name: str
+    position: int
+    event_type: str
+    version: int
+    outbox_id: int
+    event_uuid: UUID
+    key: str | None
+    payload: Payload
+    metadata: dict[str, Any] = field(hash=False)
+    created_at: datetime
+
+    @property
+    def redis_id(self) -> str:
+        """The id of the entry in the hot log."""
+        return f"{self.position}-0"

@@ -1,0 +1,113 @@
+"""The bytes of an entry: the same on every tier.
+
+An entry on the hot log is one Redis field. Its first line belongs to the transport: format
+version, id of the MAC key, MAC (`-` where there is none). What follows is the body, one field a
+line, printed by PostgreSQL (`events.entry`); the payload comes last and is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.core.events import StreamEvent
+from penstock.errors import ContractError, MalformedEntry
+
+FORMAT_VERSION = b"1"
+UNSIGNED_HEADER = FORMAT_VERSION + b" - -\n"
+KIND_EVENT = b"event"
+_BODY_FIELDS = 12
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event as it lies on a tier, decoded as far as every reader needs it."""
+
+    stream_name: str
+    position: int
+    origin: str
+    event_uuid: str
+    event_type: str
+    version: int
+    fields: list[bytes]
+    """term, outbox id, key id, creation time in microseconds, key, metadata."""
+    payload: bytes
+
+    @property
+    def key(self) -> str | None:
+        """The key whose order this event belongs to."""
+        key: str | None = orjson.loads(self.fields[4])
+        return key
+
+    @property
+    def created_at_ms(self) -> int:
+        """When the event was sent, by the database's clock."""
+        return int(self.fields[3]) // 1000
+
+    def metadata(self) -> dict[str, Any]:
+        """The event's metadata."""
+        decoded: dict[str, Any] = orjson.loads(self.fields[5])
+        return decoded
+
+    def as_stream_event(self, payload: Any) -> StreamEvent[Any]:
+        """The handler's view, around a payload that has been decoded already."""
+        _term, outbox_id, _key_id, created_us, key, metadata = self.fields
+        return StreamEvent(
+            stream_name=self.stream_name,
+            position=self.position,
+            event_type=self.event_type,
+            version=self.version,
+            outbox_id=int(outbox_id),
+            event_uuid=UUID(self.event_uuid),
+            key=orjson.loads(key),
+            payload=payload,
+            metadata=orjson.loads(metadata),
+            created_at=_EPOCH + timedelta(microseconds=int(created_us)),
+        )
+
+    def plain_payload(self) -> Any:
+        """The payload as plain Python values."""
+        try:
+            return orjson.loads(self.payload)
+        except orjson.JSONDecodeError as error:
+            raise ContractError(
+                f"The payload of {self.stream_name}/{self.position} is not JSON: {error}"
+            ) from None
+
+
+def encode_entry(body: str) -> bytes:
+    """A body from PostgreSQL as it goes onto the hot log."""
+    return UNSIGNED_HEADER + body.encode()
+
+
+def decode_entry(stream_name: str, position: int, raw: bytes) -> Entry:
+    """An entry of the hot log. Raises MalformedEntry for anything else."""
+    header, separator, body = raw.partition(b"\n")
+    if not separator or not header.startswith(FORMAT_VERSION + b" "):
+        raise MalformedEntry(f"{stream_name}/{position}: unknown entry format {header[:20]!r}")
+    return decode_body(stream_name, position, body)
+
+
+def decode_body(stream_name: str, position: int, body: bytes) -> Entry:
+    """An entry's body, from any tier. Raises MalformedEntry for anything else."""
+    parts = body.split(b"\n", _BODY_FIELDS - 1)
+    if len(parts) != _BODY_FIELDS or parts[0] != KIND_EVENT:
+        raise MalformedEntry(f"{stream_name}/{position}: not an event entry")
+    try:
+        return Entry(
+            stream_name,
+            position,
+            parts[1].decode(),
+            str(UUID(parts[4].decode())),
+            parts[5].decode(),
+            int(parts[6]),
+            [parts[2], parts[3], parts[7], parts[8], parts[9], parts[10]],
+            parts[11],
+        )
+    except ValueError as error:
+        raise MalformedEntry(f"{stream_name}/{position}: {error}") from None

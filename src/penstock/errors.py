@@ -1,0 +1,112 @@
+"""Every error that Penstock raises: what happened, what is safe, what to do."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of the tree: catch it to catch everything of Penstock's own."""
+
+
+# ── what the application got wrong, found before anything was written ──────────────────────────
+
+
+class UsageError(PenstockError):
+    """The program asks for something that cannot work; nothing was written."""
+
+
+class SettingsError(UsageError):
+    """A setting is missing, malformed, or contradicts another."""
+
+
+class RegistrationError(UsageError):
+    """A consumer, stream or event class cannot be registered as written."""
+
+
+class InvalidEvent(UsageError):
+    """An event cannot be stored faithfully, so it was not sent."""
+
+
+class UnsafeTransaction(UsageError):
+    """Sending through this session or connection would not be atomic with its data."""
+
+
+class EventIdentityConflict(UsageError):
+    """An event_uuid is already taken by a different event; this transaction cannot commit."""
+
+
+# ── what a handler did ─────────────────────────────────────────────────────────────────────────
+
+
+class HandlerError(PenstockError):
+    """A handler broke the rules of the transaction it was lent."""
+
+
+class CommitInTransactionError(HandlerError):
+    """A handler tried to commit; the worker commits, once, with the checkpoint."""
+
+
+class RollbackInTransactionError(HandlerError):
+    """A handler tried to roll back or close; only the worker ends the transaction."""
+
+
+class RetryableError(PenstockError):
+    """Raised by handlers: try this event again, after `after_seconds` if given."""
+
+    def __init__(self, message: str = "", after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.after_seconds = after_seconds
+
+
+class FatalError(PenstockError):
+    """Raised by handlers: trying this event again is pointless."""
+
+
+class ContractError(PenstockError):
+    """An event does not fit the contract that the consumer was written against."""
+
+
+# ── what the surroundings did ──────────────────────────────────────────────────────────────────
+
+
+class OutcomeUnknown(PenstockError):
+    """The connection broke during COMMIT: the transaction may or may not have happened."""
+
+
+class ServerUnavailable(PenstockError):
+    """PostgreSQL or Redis cannot be reached now; waiting and trying again is safe."""
+
+
+class ServerUnsuitable(PenstockError):
+    """PostgreSQL or Redis answers, but cannot be used as it is."""
+
+
+class SchemaMismatch(ServerUnsuitable):
+    """The database's schema is missing, older, newer, or not Penstock's."""
+
+
+class LeaseLost(PenstockError):
+    """Another worker holds the lease now; this one has committed nothing since."""
+
+
+class StreamForeign(ServerUnsuitable):
+    """The hot log of a stream is written by another database."""
+
+
+class HotLogAhead(ServerUnsuitable):
+    """The hot log holds positions that PostgreSQL has never given out."""
+
+
+class PositionMissing(PenstockError):
+    """A position is in none of the tiers; the consumer waits instead of skipping it."""
+
+
+class MalformedEntry(PenstockError):
+    """Bytes from a log are not an entry of this format; the reader asks the next tier."""
+
+
+class EmbeddedServersUnavailable(PenstockError):
+    """There are no embedded servers for this installation or platform."""
+
+
+class ServerFailedToStart(PenstockError):
+    """An embedded server did not come up; its log's tail is in the message."""

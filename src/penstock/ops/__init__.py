@@ -1,0 +1,1 @@
+"""Operator actions: what people ask about a running pipeline."""

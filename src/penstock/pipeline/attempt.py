@@ -1,0 +1,207 @@
+"""One attempt at a batch: claim, handle, seal, commit; or nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+from pydantic import ValidationError
+
+from penstock.core.failures import as_contract_error
+from penstock.core.isolation import Batch
+from penstock.core.leases import Lease
+from penstock.core.options import ConsumerOptions
+from penstock.core.wire import Entry
+from penstock.errors import ContractError, LeaseLost
+from penstock.pipeline.context import Context
+from penstock.pipeline.handling import Handling, current_handling
+from penstock.pipeline.signature import HandlerPlan, View
+from penstock.stores.inbox import Claim, Inbox
+from penstock.stores.postgres import is_lost
+from penstock.stores.worker_connection import WorkerConnection
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit, is_wanted
+
+
+class HandlerFailed(Exception):
+    """An attempt failed and was rolled back; `culprit` is the position, where it is known."""
+
+    def __init__(self, error: Exception, culprit: int | None) -> None:
+        super().__init__(str(type(error).__name__))
+        self.error = error
+        self.culprit = culprit
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How far an attempt came, and how many events its handler saw."""
+
+    last: int
+    handled: int
+
+
+class Seams(Protocol):
+    """What the application wires in."""
+
+    @property
+    def insert_sends(self) -> Callable[[WorkerConnection, Any], None]:
+        """Inserts what handlers sent through their session."""
+
+    @property
+    def around(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Entered around each batch."""
+
+    @property
+    def stop_requested(self) -> Callable[[], bool]:
+        """Whether the batch should end after the event in hand."""
+
+
+class Attempt:
+    """Runs a consumer's handler over batches, each in one transaction of the worker's."""
+
+    def __init__(
+        self,
+        consumer: str,
+        options: ConsumerOptions,
+        plan: HandlerPlan,
+        inbox: Inbox,
+        worker: WorkerConnection,
+        seams: Seams,
+    ) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._plan = plan
+        self._inbox = inbox
+        self._worker = worker
+        self._seams = seams
+        self._may_pipeline = plan.can_pipeline
+
+    def run(self, batch: Batch, lease: Lease, attempt_number: int) -> Settled:
+        """Settle the batch. Raises HandlerFailed, LeaseLost, or the error of a lost connection."""
+        try:
+            with self._seams.around(), self._pipelined(batch):
+                return self._transact(batch, lease, attempt_number)
+        except LeaseLost:
+            self._worker.rollback()
+            raise
+        except HandlerFailed as failure:
+            self._rollback_after(failure.error)
+            raise
+        except Exception as error:
+            self._rollback_after(error)
+            if isinstance(error, psycopg.NotSupportedError):
+                # COPY and server-side cursors do not work in a pipeline: remember, go without.
+                self._may_pipeline = False
+            raise HandlerFailed(error, None) from error
+
+    def _rollback_after(self, error: Exception) -> None:
+        if is_lost(error):
+            # Not an attempt: whether a COMMIT happened is read from the database, not guessed.
+            raise error
+        self._worker.rollback()
+
+    def _pipelined(self, batch: Batch) -> AbstractContextManager[Any]:
+        if self._may_pipeline and not batch.is_careful:
+            return self._worker.pipelined()
+        return nullcontext()
+
+    def _transact(self, batch: Batch, lease: Lease, attempt_number: int) -> Settled:
+        outcomes = ["handled" if self._is_mine(entry) else "skipped" for entry in batch.entries]
+        claim = self._inbox.claim(self._worker, self._consumer, lease, batch, outcomes)
+        emit(signals.BatchClaimed(self._consumer, len(batch.entries), len(claim.fresh)))
+        todo = self._todo(batch, claim)
+        session = self._worker.session() if View.SESSION in self._plan.parameters else None
+        with self._worker.guard.lent():
+            handled = self._handle(todo, session, attempt_number)
+            if session is not None:
+                self._worker.call(session.flush, []) if self._plan.is_async else session.flush()
+        last = batch.last if handled == len(todo) else todo[handled].position - 1
+        if session is not None:
+            self._seams.insert_sends(self._worker, session)
+        if last < batch.last:
+            rest = [entry for entry in batch.entries if entry.position > last]
+            self._inbox.unclaim(
+                self._worker, self._consumer, [e for e in rest if e.position in claim.fresh]
+            )
+        emit(signals.BatchSealed(self._consumer, last))
+        self._inbox.commit(self._worker, claim, lease, last)
+        return Settled(last, handled)
+
+    def _is_mine(self, entry: Entry) -> bool:
+        return self._plan.names(entry) or self._options.on_unknown == "block"
+
+    def _todo(self, batch: Batch, claim: Claim) -> list[Entry]:
+        """The entries that the handler has to see: new, and of a type that it names."""
+        fresh = [entry for entry in batch.entries if entry.position in claim.fresh]
+        todo = [entry for entry in fresh if self._is_mine(entry)]
+        if len(todo) < len(fresh) and is_wanted(signals.EventSkipped):
+            for entry in fresh:
+                if not self._is_mine(entry):
+                    emit(signals.EventSkipped(self._consumer, entry.position, entry.event_type))
+        return todo
+
+    def _handle(self, todo: list[Entry], session: Any, attempt_number: int) -> int:
+        """Call the handler; returns how many entries it has done."""
+        if self._plan.is_batch:
+            if todo:
+                arguments = self._arguments(session, None, attempt_number)
+                arguments[self._plan.parameters.index(None)] = [self._decode(e) for e in todo]
+                self._worker.call(self._plan.function, arguments)
+                self._raise_violation()
+            return len(todo)
+        deadline = time.monotonic() + self._options.batch_seconds
+        lent = self._arguments(session, None, attempt_number)
+        for index, entry in enumerate(todo):
+            if index and (time.monotonic() > deadline or self._seams.stop_requested()):
+                return index
+            try:
+                self._handle_one(entry, lent, attempt_number)
+            except Exception as error:
+                pipelined = self._may_pipeline and isinstance(error, psycopg.Error)
+                raise HandlerFailed(error, None if pipelined else entry.position) from error
+        return len(todo)
+
+    def _handle_one(self, entry: Entry, lent: list[Any], attempt_number: int) -> None:
+        arguments = lent.copy()
+        for index, view in enumerate(self._plan.parameters):
+            if view is None:
+                arguments[index] = self._decode(entry)
+            elif view is View.CONTEXT:
+                arguments[index] = Context(self._consumer, entry, attempt_number)
+        token = current_handling.set(Handling(entry))
+        try:
+            self._worker.call(self._plan.function, arguments)
+        finally:
+            current_handling.reset(token)
+        self._raise_violation()
+        if is_wanted(signals.EventHandled):
+            emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))
+
+    def _raise_violation(self) -> None:
+        """A refused commit or rollback fails the event even where the handler swallowed it."""
+        if (violation := self._worker.guard.violation) is not None:
+            raise violation
+
+    def _arguments(self, session: Any, event: Any, attempt_number: int) -> list[Any]:
+        lent: dict[View | None, Any] = {None: event, View.SESSION: session, View.CONTEXT: None}
+        if View.CONNECTION in self._plan.parameters:
+            lent[View.CONNECTION] = self._worker.connection()
+        if View.CURSOR in self._plan.parameters:
+            lent[View.CURSOR] = self._worker.cursor()
+        return [lent[view] for view in self._plan.parameters]
+
+    def _decode(self, entry: Entry) -> Any:
+        if not self._plan.names(entry):
+            raise ContractError(
+                f"{entry.event_type} at {entry.stream_name}/{entry.position} is not known to "
+                f"{self._consumer}, which must understand everything. It waits here and loses "
+                "nothing; deploy a handler for it."
+            )
+        try:
+            return self._plan.decode(entry)
+        except ValidationError as error:
+            raise as_contract_error(error, f"{entry.stream_name}/{entry.position}") from None

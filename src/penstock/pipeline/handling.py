@@ -1,0 +1,27 @@
+"""What is known, while a handler runs, to the code that it calls."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.wire import Entry
+
+INHERITED_METADATA = ("traceparent", "tracestate", "correlation_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """The event in a handler's hands: what is sent meanwhile is caused by it."""
+
+    entry: Entry
+
+    def inherited_metadata(self) -> dict[str, Any]:
+        """What an event sent by this handler carries on from the event that it handles."""
+        metadata = self.entry.metadata()
+        inherited = {name: metadata[name] for name in INHERITED_METADATA if name in metadata}
+        return {**inherited, "causation_id": self.entry.event_uuid}
+
+
+current_handling: ContextVar[Handling | None] = ContextVar("penstock_handling", default=None)

@@ -1,0 +1,190 @@
+"""Reads from a handler's signature what it wants; a wrong one fails at registration."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock.core.events import Event, StreamEvent
+from penstock.core.wire import Entry
+from penstock.errors import ContractError, RegistrationError
+from penstock.pipeline.context import Context
+
+EXAMPLE = "def handler(event: OrderPlaced, session: Session) -> None"
+
+
+class View(Enum):
+    """What a handler may be lent besides its event."""
+
+    SESSION = auto()
+    CONNECTION = auto()
+    CURSOR = auto()
+    CONTEXT = auto()
+
+
+_SYNC_VIEWS: dict[type, View] = {
+    Session: View.SESSION,
+    psycopg.Connection: View.CONNECTION,
+    psycopg.Cursor: View.CURSOR,
+}
+_ASYNC_VIEWS: dict[type, View] = {
+    AsyncSession: View.SESSION,
+    psycopg.AsyncConnection: View.CONNECTION,
+    psycopg.AsyncCursor: View.CURSOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerPlan:
+    """How to call a handler: what it takes, in which order, and how events become arguments."""
+
+    function: Callable[..., Any]
+    is_async: bool
+    is_batch: bool
+    wraps: bool
+    contracts: Mapping[str, tuple[type[Event], ...]] | None
+    """Event classes by type; None: the handler takes every event as it is."""
+    parameters: tuple[View | None, ...]
+    """In order; None marks the event."""
+
+    @property
+    def can_pipeline(self) -> bool:
+        """Whether statements may be sent ahead of their results."""
+        views = set(self.parameters)
+        return (not self.is_async and not self.is_batch and View.SESSION not in views) and bool(
+            views & {View.CONNECTION, View.CURSOR}
+        )
+
+    def names(self, entry: Entry) -> bool:
+        """Whether the handler names this event's type."""
+        return self.contracts is None or entry.event_type in self.contracts
+
+    def decode(self, entry: Entry) -> Any:
+        """The handler's argument for an entry. Raises ContractError where it does not fit."""
+        if self.contracts is None:
+            return entry.as_stream_event(entry.plain_payload())
+        payload = self._contract_of(entry).model_validate_json(entry.payload, extra="allow")
+        return entry.as_stream_event(payload) if self.wraps else payload
+
+    def _contract_of(self, entry: Entry) -> type[Event]:
+        assert self.contracts is not None
+        candidates = self.contracts[entry.event_type]
+        for contract in candidates:
+            if contract.__event_version__ in (None, entry.version):
+                return contract
+        known = ", ".join(str(contract.__event_version__) for contract in candidates)
+        raise ContractError(
+            f"{entry.event_type} at {entry.stream_name}/{entry.position} has version "
+            f"{entry.version}; this consumer understands version {known}. It waits here and "
+            "loses nothing; deploy a handler for that version."
+        )
+
+
+def read_signature(function: Callable[..., Any], consumer: str) -> HandlerPlan:
+    """The plan for a handler. Raises RegistrationError with a sentence that says what to write."""
+    is_async = inspect.iscoroutinefunction(function)
+    annotations = _annotations(function, consumer)
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise _refusal(consumer, "it takes no event", EXAMPLE)
+    plan: list[View | None] = []
+    event_annotation: Any = None
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise _refusal(consumer, f"{parameter} is not a plain parameter", EXAMPLE)
+        if parameter.name not in annotations:
+            raise _refusal(consumer, f"{parameter.name!r} has no annotation", EXAMPLE)
+        annotation = annotations[parameter.name]
+        view = _view(annotation, is_async, parameter.name, consumer)
+        if view is None and event_annotation is not None:
+            raise _refusal(
+                consumer, f"{parameter.name!r} is neither an event nor something known", EXAMPLE
+            )
+        if view is None:
+            event_annotation = annotation
+        plan.append(view)
+    if event_annotation is None:
+        raise _refusal(consumer, "no parameter takes the event", EXAMPLE)
+    is_batch, wraps, contracts = _event_shape(event_annotation, consumer)
+    return HandlerPlan(function, is_async, is_batch, wraps, contracts, tuple(plan))
+
+
+def _annotations(function: Callable[..., Any], consumer: str) -> dict[str, Any]:
+    closure = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    try:
+        return typing.get_type_hints(function, localns=dict(closure))
+    except NameError as error:
+        raise _refusal(
+            consumer,
+            f"its annotations name {error.name!r}, which is not defined at module level",
+            "the class outside the function that registers the handler",
+        ) from None
+
+
+def _view(annotation: Any, is_async: bool, name: str, consumer: str) -> View | None:
+    plain = typing.get_origin(annotation) or annotation
+    if not isinstance(plain, type):
+        return None
+    if issubclass(plain, Context):
+        return View.CONTEXT
+    wanted, other = (_ASYNC_VIEWS, _SYNC_VIEWS) if is_async else (_SYNC_VIEWS, _ASYNC_VIEWS)
+    for lent, view in wanted.items():
+        if issubclass(plain, lent):
+            return view
+    for lent, view in other.items():
+        if issubclass(plain, lent):
+            fitting = next(t.__name__ for t, v in wanted.items() if v is view)
+            kind = "async def" if is_async else "plain"
+            raise _refusal(
+                consumer,
+                f"{name!r} is a {plain.__name__}, which does not fit a {kind} handler",
+                f"{name}: {fitting}",
+            )
+    return None
+
+
+def _event_shape(
+    annotation: Any, consumer: str
+) -> tuple[bool, bool, dict[str, tuple[type[Event], ...]] | None]:
+    """(is a list, is wrapped in StreamEvent, contracts)."""
+    is_batch = typing.get_origin(annotation) is list
+    if is_batch:
+        (annotation,) = typing.get_args(annotation)
+    if annotation is StreamEvent:
+        return is_batch, True, None
+    wraps = typing.get_origin(annotation) is StreamEvent
+    if wraps:
+        (annotation,) = typing.get_args(annotation)
+        if annotation is Any:
+            return is_batch, True, None
+    contracts: dict[str, tuple[type[Event], ...]] = {}
+    for member in _members(annotation):
+        if not (isinstance(member, type) and issubclass(member, Event)) or member is Event:
+            shown = getattr(member, "__name__", str(member))
+            raise _refusal(
+                consumer,
+                f"{shown} is neither an Event class nor StreamEvent",
+                "event: OrderPlaced, event: OrderPlaced | OrderCancelled, event: StreamEvent, "
+                "or events: list[…] of any of them",
+            )
+        contracts[member.__event_type__] = (*contracts.get(member.__event_type__, ()), member)
+    return is_batch, wraps, contracts
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _refusal(consumer: str, why: str, write: str) -> RegistrationError:
+    return RegistrationError(f"Consumer {consumer!r} cannot be registered: {why}. Write {write}.")

@@ -1,0 +1,1 @@
+"""Processes: loops, waiting, signals, leases and crashes; knows nothing of events."""

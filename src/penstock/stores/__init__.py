@@ -1,0 +1,1 @@
+"""The only code that leaves the process: PostgreSQL, Redis, embedded servers."""

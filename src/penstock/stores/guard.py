@@ -1,0 +1,139 @@
+"""Connections whose transaction cannot be ended by the code that they are lent to.
+
+The server refuses as well (the seal, see `events.refuse_unsealed`); this is the layer that can
+say which call it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.abc import QueryNoTemplate as Query
+from psycopg.sql import Composable
+
+from penstock.core.transaction_control import Control, find_control
+from penstock.errors import CommitInTransactionError, HandlerError, RollbackInTransactionError
+
+
+class Guard:
+    """Whether a connection is lent out, and what its borrower tried."""
+
+    __slots__ = ("is_active", "violation")
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.violation: HandlerError | None = None
+
+    def refuse(self, control: Control, what: str) -> NoReturn:
+        """Refuse to end the transaction, and remember: the handler may swallow the error."""
+        if control is Control.COMMIT:
+            self.violation = CommitInTransactionError(
+                f"{what} in an exactly-once handler. Nothing was committed: the worker commits "
+                "once, together with the checkpoint. Remove the call; for a part that may fail "
+                "on its own use session.begin_nested()."
+            )
+        else:
+            self.violation = RollbackInTransactionError(
+                f"{what} in an exactly-once handler. The transaction belongs to the worker and "
+                "holds other events too. Use session.begin_nested() for a part that may fail, "
+                "or raise an error to have this event tried again."
+            )
+        raise self.violation
+
+    def check(self, query: Query, connection: Any) -> None:
+        """Refuse SQL text that ends the transaction."""
+        if isinstance(query, Composable):
+            text = query.as_string(connection)
+        else:
+            text = query if isinstance(query, str) else bytes(query).decode(errors="replace")
+        control = find_control(text)
+        if control is not None:
+            self.refuse(control, f"SQL text {' '.join(text.split())[:60]!r}")
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The connection is in a handler's hands meanwhile."""
+        self.is_active, self.violation = True, None
+        try:
+            yield
+        finally:
+            self.is_active = False
+
+
+class GuardedCursor(psycopg.Cursor[Any]):
+    """Looks at SQL text while its connection is lent out."""
+
+    def execute(self, query: Query, params: Any = None, **kwargs: Any) -> GuardedCursor:
+        """Execute, unless the text would end the transaction."""
+        if (guard := self.connection.guard).is_active:  # type: ignore[attr-defined]
+            guard.check(query, self.connection)
+        super().execute(query, params, **kwargs)
+        return self
+
+
+class GuardedConnection(psycopg.Connection[Any]):
+    """A psycopg connection whose commit, rollback and close are refused while it is lent out."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guard = Guard()
+        self.cursor_factory = GuardedCursor
+
+    def commit(self) -> None:
+        """Commit, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.COMMIT, "connection.commit()")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Roll back, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.ROLLBACK, "connection.rollback()")
+        super().rollback()
+
+    def close(self) -> None:
+        """Close, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.ROLLBACK, "connection.close()")
+        super().close()
+
+
+class GuardedAsyncCursor(psycopg.AsyncCursor[Any]):
+    """The same for `async def` handlers."""
+
+    async def execute(self, query: Query, params: Any = None, **kwargs: Any) -> GuardedAsyncCursor:
+        """Execute, unless the text would end the transaction."""
+        if (guard := self.connection.guard).is_active:  # type: ignore[attr-defined]
+            guard.check(query, self.connection)
+        await super().execute(query, params, **kwargs)
+        return self
+
+
+class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
+    """The same for `async def` handlers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guard = Guard()
+        self.cursor_factory = GuardedAsyncCursor
+
+    async def commit(self) -> None:
+        """Commit, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.COMMIT, "connection.commit()")
+        await super().commit()
+
+    async def rollback(self) -> None:
+        """Roll back, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.ROLLBACK, "connection.rollback()")
+        await super().rollback()
+
+    async def close(self) -> None:
+        """Close, unless lent out."""
+        if self.guard.is_active:
+            self.guard.refuse(Control.ROLLBACK, "connection.close()")
+        await super().close()

@@ -1,0 +1,87 @@
+"""Connections to PostgreSQL: any URL in, psycopg out, errors in Penstock's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
+
+VERSION_MIN = 140000
+# A server that vanished without a word is noticed within these limits instead of hours.
+_LIVENESS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+def sqlalchemy_url(url: str) -> URL:
+    """The URL for SQLAlchemy with psycopg, whatever driver it named."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise SettingsError(
+            "database_url cannot be parsed. Write postgresql://user:password@host:port/name"
+        ) from None
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise SettingsError(
+            f"database_url names {parsed.get_backend_name()!r}; Penstock keeps its truth in "
+            "PostgreSQL. Write postgresql://user:password@host:port/name"
+        )
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def conninfo(url: str) -> str:
+    """The same address for libpq."""
+    plain = sqlalchemy_url(url).set(drivername="postgresql")
+    return plain.render_as_string(hide_password=False)
+
+
+def safe_url(url: str) -> str:
+    """The URL as it may appear in logs and errors."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def connect_arguments(application_name: str) -> dict[str, Any]:
+    """What every connection of Penstock's own sets."""
+    return {**_LIVENESS, "application_name": application_name[:63]}
+
+
+def connect(
+    url: str, application_name: str, *, autocommit: bool = True
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection of Penstock's own. Raises ServerUnavailable where there is no server."""
+    try:
+        connection = psycopg.connect(
+            conninfo(url), autocommit=autocommit, **connect_arguments(application_name)
+        )
+    except psycopg.OperationalError as error:
+        raise unreachable(url, error) from error
+    if connection.info.server_version < VERSION_MIN:
+        version = connection.info.server_version // 10000
+        connection.close()
+        raise ServerUnsuitable(f"PostgreSQL {version} is too old: Penstock needs 14 or newer.")
+    return connection
+
+
+def unreachable(url: str, error: Exception) -> ServerUnavailable:
+    """The one sentence for a server that does not answer."""
+    return ServerUnavailable(
+        f"PostgreSQL at {safe_url(url)} cannot be reached: {str(error).strip()} "
+        "Nothing was lost; check the address, then that the server accepts connections."
+    )
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error means that the connection is gone, rather than that a statement is wrong."""
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        sqlstate = error.sqlstate or ""
+        return not sqlstate or sqlstate[:2] in ("08", "57") or sqlstate == "25P03"
+    original = getattr(error, "orig", None)
+    return original is not None and is_lost(original)

@@ -1,0 +1,65 @@
+-- name: ensure
+-- A lease row exists before anybody wants it, so that taking it is always an UPDATE.
+INSERT INTO events.stream_lease (stream_name, role, checkpoint, epoch, lane)
+VALUES (%(stream_name)s, %(role)s, %(checkpoint)s, %(epoch)s, %(lane)s)
+ON CONFLICT DO NOTHING
+
+-- name: acquire
+-- SKIP LOCKED: whoever is slower tries again later instead of waiting. The clock is the
+-- database's, read now: now() is the start of the transaction, which may be long ago.
+WITH free AS (
+    SELECT stream_name, role, clean
+      FROM events.stream_lease
+     WHERE stream_name = %(stream_name)s AND role = %(role)s
+       AND lease_until < clock_timestamp()
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE events.stream_lease l
+   SET owner_id = %(owner_id)s, worker_id = %(worker_id)s, term = l.term + 1, clean = false,
+       lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
+       updated_at = clock_timestamp()
+  FROM free
+ WHERE l.stream_name = free.stream_name AND l.role = free.role
+RETURNING l.term, l.checkpoint, free.clean
+
+-- name: renew
+-- All leases of a process in one statement. Rows that do not come back are lost.
+UPDATE events.stream_lease l
+   SET lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+  FROM unnest(%(stream_names)s::text[], %(roles)s::text[], %(owner_ids)s::text[],
+              %(terms)s::bigint[]) AS held(stream_name, role, owner_id, term)
+ WHERE l.stream_name = held.stream_name AND l.role = held.role
+   AND l.owner_id = held.owner_id AND l.term = held.term
+RETURNING l.stream_name, l.role
+
+-- name: release
+-- Only our own term; a successor's lease is left alone.
+UPDATE events.stream_lease
+   SET lease_until = '-infinity', owner_id = NULL, worker_id = NULL, clean = true,
+       updated_at = clock_timestamp()
+ WHERE stream_name = %(stream_name)s AND role = %(role)s
+   AND owner_id = %(owner_id)s AND term = %(term)s
+
+-- name: release_worker
+-- For a process that is known to be dead. Not clean: its successor must look for leftovers.
+UPDATE events.stream_lease
+   SET lease_until = '-infinity', worker_id = NULL, updated_at = clock_timestamp()
+ WHERE worker_id = %(worker_id)s
+RETURNING stream_name, role
+
+-- name: read
+-- After a lost connection the truth is here, not in the worker's memory.
+SELECT owner_id, term, checkpoint
+  FROM events.stream_lease
+ WHERE stream_name = %(stream_name)s AND role = %(role)s
+
+-- name: end_predecessor
+-- A paused holder's open transaction would make us wait on its row locks until it wakes up.
+-- It marks itself with the lane's advisory lock; classid and objid are unsigned there.
+SELECT pid, pg_terminate_backend(pid)
+  FROM pg_locks
+ WHERE locktype = 'advisory' AND objsubid = 2
+   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND classid = (hashtext('penstock lane')::bigint & 4294967295)::oid
+   AND objid = (hashtext(%(stream_name)s || ' ' || %(role)s)::bigint & 4294967295)::oid
+   AND pid <> pg_backend_pid()
