@@ -1,1 +1,33 @@
-"""Events from PostgreSQL to their handlers, each exactly once."""
+"""Penstock: events sent in your transaction, handled exactly once by every consumer."""
+
+from penstock.app import Pipeline
+from penstock.core.events import Event, RawEvent, StreamEvent
+from penstock.core.options import Guarantee
+from penstock.core.retry import Retry
+from penstock.errors import (
+    CommitInTransactionError,
+    ContractError,
+    FatalError,
+    OutcomeUnknown,
+    PenstockError,
+    RetryableError,
+    RollbackInTransactionError,
+)
+from penstock.pipeline.context import Context
+
+__all__ = [
+    "CommitInTransactionError",
+    "Context",
+    "ContractError",
+    "Event",
+    "FatalError",
+    "Guarantee",
+    "OutcomeUnknown",
+    "PenstockError",
+    "Pipeline",
+    "RawEvent",
+    "Retry",
+    "RetryableError",
+    "RollbackInTransactionError",
+    "StreamEvent",
+]

@@ -24,11 +24,22 @@ class Event(BaseModel):
     __event_version__: ClassVar[int | None]
     __event_key__: ClassVar[str | None]
 
+    def __init_subclass__(
+        cls,
+        *,
+        type: str | None = None,  # noqa: A002 - the public spelling is `type="orders.placed"`
+        version: int | None = None,
+        key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Takes the class's keywords; pydantic hands them on once its fields are known."""
+        super().__init_subclass__(**kwargs)
+
     @classmethod
     def __pydantic_init_subclass__(
         cls,
         *,
-        type: str | None = None,  # noqa: A002 - the public spelling is `type="orders.placed"`
+        type: str | None = None,  # noqa: A002 - as above
         version: int | None = None,
         key: str | None = None,
         **kwargs: Any,

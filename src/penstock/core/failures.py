@@ -37,6 +37,6 @@ def describe(error: BaseException) -> str:
     """One line for people. Works for errors whose own text fails."""
     try:
         text = str(error)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a user's class may raise anything here
         text = "(its text cannot be shown)"
     return f"{type(error).__name__}: {' '.join(text.split())}"[:DESCRIPTION_LENGTH_MAX]

@@ -68,6 +68,7 @@ class Attempt:
         consumer: str,
         options: ConsumerOptions,
         plan: HandlerPlan,
+        *,
         inbox: Inbox,
         worker: WorkerConnection,
         seams: Seams,
@@ -146,32 +147,31 @@ class Attempt:
 
     def _handle(self, todo: list[Entry], session: Any, attempt_number: int) -> int:
         """Call the handler; returns how many entries it has done."""
+        lent = self._lent(session)
         if self._plan.is_batch:
             if todo:
-                arguments = self._arguments(session, None, attempt_number)
-                arguments[self._plan.parameters.index(None)] = [self._decode(e) for e in todo]
-                self._worker.call(self._plan.function, arguments)
-                self._raise_violation()
+                self._handle_list(todo, lent, attempt_number)
             return len(todo)
         deadline = time.monotonic() + self._options.batch_seconds
-        lent = self._arguments(session, None, attempt_number)
         for index, entry in enumerate(todo):
             if index and (time.monotonic() > deadline or self._seams.stop_requested()):
                 return index
             try:
                 self._handle_one(entry, lent, attempt_number)
-            except Exception as error:
+            except Exception as raised:
+                error = self._worker.guard.violation or raised
                 pipelined = self._may_pipeline and isinstance(error, psycopg.Error)
-                raise HandlerFailed(error, None if pipelined else entry.position) from error
+                raise HandlerFailed(error, None if pipelined else entry.position) from raised
         return len(todo)
 
+    def _handle_list(self, todo: list[Entry], lent: list[Any], attempt_number: int) -> None:
+        """A list has one context, that of its first event."""
+        arguments = self._arguments(lent, [self._decode(e) for e in todo], todo[0], attempt_number)
+        self._worker.call(self._plan.function, arguments)
+        self._raise_violation()
+
     def _handle_one(self, entry: Entry, lent: list[Any], attempt_number: int) -> None:
-        arguments = lent.copy()
-        for index, view in enumerate(self._plan.parameters):
-            if view is None:
-                arguments[index] = self._decode(entry)
-            elif view is View.CONTEXT:
-                arguments[index] = Context(self._consumer, entry, attempt_number)
+        arguments = self._arguments(lent, self._decode(entry), entry, attempt_number)
         token = current_handling.set(Handling(entry))
         try:
             self._worker.call(self._plan.function, arguments)
@@ -186,13 +186,26 @@ class Attempt:
         if (violation := self._worker.guard.violation) is not None:
             raise violation
 
-    def _arguments(self, session: Any, event: Any, attempt_number: int) -> list[Any]:
-        lent: dict[View | None, Any] = {None: event, View.SESSION: session, View.CONTEXT: None}
-        if View.CONNECTION in self._plan.parameters:
-            lent[View.CONNECTION] = self._worker.connection()
-        if View.CURSOR in self._plan.parameters:
-            lent[View.CURSOR] = self._worker.cursor()
-        return [lent[view] for view in self._plan.parameters]
+    def _lent(self, session: Any) -> list[Any]:
+        """What every call of a batch has in common, in the handler's order."""
+        views = self._plan.parameters
+        lent: dict[View | None, Any] = {
+            View.SESSION: session,
+            View.CONNECTION: self._worker.connection() if View.CONNECTION in views else None,
+            View.CURSOR: self._worker.cursor() if View.CURSOR in views else None,
+        }
+        return [lent.get(view) for view in views]
+
+    def _arguments(
+        self, lent: list[Any], event: Any, entry: Entry, attempt_number: int
+    ) -> list[Any]:
+        arguments = lent.copy()
+        for index, view in enumerate(self._plan.parameters):
+            if view is None:
+                arguments[index] = event
+            elif view is View.CONTEXT:
+                arguments[index] = Context(self._consumer, entry, attempt_number)
+        return arguments
 
     def _decode(self, entry: Entry) -> Any:
         if not self._plan.names(entry):

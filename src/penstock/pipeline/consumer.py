@@ -61,6 +61,7 @@ class Consumer:
         options: ConsumerOptions,
         plan: HandlerPlan,
         settings: Settings,
+        *,
         leases: Leases,
         hot_log: HotLog,
         seams: ConsumerSeams,
@@ -75,7 +76,7 @@ class Consumer:
         self._attempts: dict[int, int] = {}
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
-        self._seams = seams
+        self._hot_log = hot_log
         inbox = Inbox(settings.schema)
         streams = Streams(settings.schema)
         self._reader = TierReader(
@@ -87,9 +88,10 @@ class Consumer:
             self._role = self._register(inbox, streams)
             self._worker = seams.open_worker()
         except BaseException:
+            hot_log.close()
             self._connection.close()
             raise
-        self._attempt = Attempt(name, options, plan, inbox, self._worker, seams)
+        self._attempt = Attempt(name, options, plan, inbox=inbox, worker=self._worker, seams=seams)
 
     def _register(self, inbox: Inbox, streams: Streams) -> str:
         stream_name = self._options.stream_name
@@ -141,6 +143,7 @@ class Consumer:
                 self._leases.forget(self._lease, describe(error))
         finally:
             self._lease = None
+            self._hot_log.close()
             self._connection.close()
 
     def _next_batch(self, lease: Lease) -> Batch | None:

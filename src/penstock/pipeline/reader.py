@@ -46,6 +46,12 @@ class TierReader:
         self, connection: psycopg.Connection[Any], *, after: int, count: int, wait_seconds: float
     ) -> list[Entry]:
         """Up to `count` entries that follow `after`. Raises PositionMissing, never skips."""
+        if not self._hot_log.keeps_entries:
+            if wait_seconds:
+                self._hot_log.read(
+                    self._stream_name, after=after, count=count, wait_seconds=wait_seconds
+                )
+            return self._read_warm(connection, after, count)
         raw = self._read_hot(after, count, wait_seconds)
         if raw is None:
             return self._read_warm(connection, after, count)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import psycopg
 from psycopg.abc import QueryNoTemplate as Query
@@ -29,19 +29,22 @@ class Guard:
 
     def refuse(self, control: Control, what: str) -> NoReturn:
         """Refuse to end the transaction, and remember: the handler may swallow the error."""
+        refusal: HandlerError
         if control is Control.COMMIT:
-            self.violation = CommitInTransactionError(
+            refusal = CommitInTransactionError(
                 f"{what} in an exactly-once handler. Nothing was committed: the worker commits "
                 "once, together with the checkpoint. Remove the call; for a part that may fail "
                 "on its own use session.begin_nested()."
             )
         else:
-            self.violation = RollbackInTransactionError(
+            refusal = RollbackInTransactionError(
                 f"{what} in an exactly-once handler. The transaction belongs to the worker and "
                 "holds other events too. Use session.begin_nested() for a part that may fail, "
                 "or raise an error to have this event tried again."
             )
-        raise self.violation
+        # The first is the cause; what clean-up code tries afterwards is not.
+        self.violation = self.violation or refusal
+        raise refusal
 
     def check(self, query: Query, connection: Any) -> None:
         """Refuse SQL text that ends the transaction."""
@@ -66,7 +69,7 @@ class Guard:
 class GuardedCursor(psycopg.Cursor[Any]):
     """Looks at SQL text while its connection is lent out."""
 
-    def execute(self, query: Query, params: Any = None, **kwargs: Any) -> GuardedCursor:
+    def execute(self, query: Any, params: Any = None, **kwargs: Any) -> Self:
         """Execute, unless the text would end the transaction."""
         if (guard := self.connection.guard).is_active:  # type: ignore[attr-defined]
             guard.check(query, self.connection)
@@ -104,7 +107,7 @@ class GuardedConnection(psycopg.Connection[Any]):
 class GuardedAsyncCursor(psycopg.AsyncCursor[Any]):
     """The same for `async def` handlers."""
 
-    async def execute(self, query: Query, params: Any = None, **kwargs: Any) -> GuardedAsyncCursor:
+    async def execute(self, query: Any, params: Any = None, **kwargs: Any) -> Self:
         """Execute, unless the text would end the transaction."""
         if (guard := self.connection.guard).is_active:  # type: ignore[attr-defined]
             guard.check(query, self.connection)

@@ -152,10 +152,10 @@ class Inbox:
                 },
             )
         except psycopg.Error as error:
-            raise _translated(error, lease) from error
+            raise _translated(error) from error
 
 
-def _translated(error: psycopg.Error, lease: Lease) -> Exception:
+def _translated(error: psycopg.Error) -> Exception:
     message = str(error).split("\n", 1)[0]
     match error.sqlstate:
         case "PS001":

@@ -11,10 +11,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncSession,
@@ -73,21 +74,30 @@ class WorkerConnection(Protocol):
         """Send statements without waiting for their results, where the driver can."""
 
 
+_REFUSED_METHODS = {
+    "commit": Control.COMMIT,
+    "rollback": Control.ROLLBACK,
+    "close": Control.ROLLBACK,
+}
+
+
 def guard_session(session: Session, guard: Guard) -> None:
     """Refuse commit, rollback and close of a lent session; savepoints stay welcome."""
+    for method, control in _REFUSED_METHODS.items():
+        setattr(session, method, partial(guard.refuse, control, f"session.{method}()"))
 
-    def refusal(control: Control, what: str) -> Callable[..., None]:
-        def refuse(*_: Any, **__: Any) -> None:
-            guard.refuse(control, what)
+    def refuse_outermost(session: Session) -> None:
+        # Also fires when a savepoint is released, which is welcome.
+        if guard.is_active and not session.in_nested_transaction():
+            guard.refuse(Control.COMMIT, "a commit of the session's transaction")
 
-        return refuse
+    event.listen(session, "before_commit", refuse_outermost)
 
-    for method, control in (
-        ("commit", Control.COMMIT),
-        ("rollback", Control.ROLLBACK),
-        ("close", Control.ROLLBACK),
-    ):
-        setattr(session, method, refusal(control, f"session.{method}()"))
+
+def unguard_session(session: Session) -> None:
+    """Take a lent session back; its guard is no longer active."""
+    for method in _REFUSED_METHODS:
+        delattr(session, method)
 
 
 class SyncWorkerConnection:
@@ -154,10 +164,11 @@ class SyncWorkerConnection:
             transaction.close()
 
     def close(self) -> None:
-        """Give the connection up."""
-        self._driver.close()
-        self._sqlalchemy.invalidate()
-        self._sqlalchemy.close()
+        """Give the connection up, at once and however it is; a second time is harmless."""
+        if not self._sqlalchemy.closed:
+            self._driver.close()
+            self._sqlalchemy.invalidate()
+            self._sqlalchemy.close()
 
     def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         """Call a handler."""
@@ -276,9 +287,10 @@ class AsyncWorkerConnection:
             transaction.close()
 
     def close(self) -> None:
-        """Give the connection up."""
-        self._on_loop(self._close())
-        self._end_loop()
+        """Give the connection up, at once and however it is; a second time is harmless."""
+        if not self._loop.is_closed():
+            self._on_loop(self._close())
+            self._end_loop()
 
     async def _close(self) -> None:
         await self._driver.close()

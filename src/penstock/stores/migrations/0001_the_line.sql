@@ -289,7 +289,9 @@ BEGIN
     INSERT INTO events.outbox_event
            (event_uuid, stream_name, event_type, version, key, key_id, payload, metadata, created_at)
     SELECT e.event_uuid, e.stream_name, e.event_type, coalesce(e.version, 1), e.key, e.key_id,
-           e.payload,
+           -- A JSON null arrives here as NULL, like a payload that is missing.
+           coalesce(e.payload, CASE WHEN batch -> (e.ordinality - 1)::integer ? 'payload'
+                                    THEN 'null'::jsonb END),
            coalesce(e.metadata, '{}') || jsonb_build_object(
                '__creation_timestamp_ms__', floor(extract(epoch FROM moment) * 1000)::bigint),
            moment
@@ -327,7 +329,8 @@ BEGIN
                payload jsonb)
       JOIN events.outbox_event o USING (event_uuid)
      WHERE (o.stream_name, o.event_type, o.version, o.key, o.payload) IS DISTINCT FROM
-           (e.stream_name, e.event_type, coalesce(e.version, 1), e.key, e.payload)
+           (e.stream_name, e.event_type, coalesce(e.version, 1), e.key,
+            coalesce(e.payload, 'null'))
        AND o.key_id IS NULL
      LIMIT 1;
     IF FOUND THEN
@@ -352,6 +355,10 @@ CREATE FUNCTION events.send(
 DECLARE
     id uuid := coalesce(send.event_uuid, events.uuid7());
 BEGIN
+    IF send.payload IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'not_null_violation', MESSAGE =
+            'the payload is NULL; nothing was sent. A JSON null is written ''null''::jsonb';
+    END IF;
     PERFORM events.send_many(jsonb_build_array(jsonb_build_object(
         'event_uuid', id, 'stream_name', send.stream_name, 'event_type', send.event_type,
         'version', send.version, 'key', send.key, 'payload', send.payload,
@@ -389,9 +396,18 @@ DECLARE
     last_id   bigint;
     new_floor bigint;
 BEGIN
+    -- A position that reached the hot log must never be given to another event, so this commit
+    -- is durable whatever the role or the database says. Lasts to the end of the transaction.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     -- A statement of its own: a single statement would take its snapshot before it waits for
     -- the lock, and two publishers would number the same rows.
     SELECT * INTO s FROM events.stream WHERE name = of_stream FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'PS003', MESSAGE =
+            format('the stream %s is not registered any more', of_stream);
+    END IF;
     PERFORM 1 FROM events.stream_lease
       WHERE stream_name = of_stream AND role = 'publisher' AND owner_id = owner AND term = held_term;
     IF NOT FOUND THEN
@@ -418,18 +434,21 @@ BEGIN
     END IF;
     SELECT o.id INTO last_id FROM events.outbox_event o
      WHERE o.stream_name = of_stream AND o.position = s.head + numbered;
-    -- The floor follows only behind transactions that were finished before this snapshot.
+    -- The floor follows only behind finished transactions. A candidate (floor_next) gets its bound
+    -- from the next call, whose own xid is larger than that of every transaction which had drawn
+    -- an id when the candidate was seen; a snapshot's xmax is not: it ignores running ones.
     new_floor := s.id_floor;
-    IF s.floor_xid <= pg_snapshot_xmin(horizon) THEN
+    IF s.floor_xid <> '0' AND s.floor_xid <= pg_snapshot_xmin(horizon) THEN
         new_floor := CASE WHEN numbered < batch_size THEN s.floor_next
                           ELSE least(s.floor_next, last_id) END;
     END IF;
     UPDATE events.stream
        SET head = s.head + numbered,
            id_floor = greatest(id_floor, new_floor),
-           floor_next = CASE WHEN new_floor = s.floor_next THEN greatest(last_id, floor_next)
+           floor_next = CASE WHEN new_floor >= s.floor_next THEN greatest(last_id, floor_next)
                              ELSE floor_next END,
-           floor_xid = CASE WHEN new_floor = s.floor_next THEN pg_snapshot_xmax(horizon)
-                            ELSE floor_xid END
+           floor_xid = CASE WHEN new_floor >= s.floor_next THEN '0'
+                            WHEN s.floor_xid = '0' THEN pg_current_xact_id()
+                            ELSE s.floor_xid END
      WHERE name = of_stream;
 END $$;

@@ -20,17 +20,24 @@ WITH RECURSIVE waiting(stream_name) AS (
 SELECT stream_name FROM waiting WHERE stream_name IS NOT NULL
 
 -- name: has_unnumbered
--- Looks for work without a lock: a FOR UPDATE on every empty poll would be a commit each.
+-- Looks for work without a lock: a FOR UPDATE on every empty poll would be a commit each. LIMIT in
+-- a LATERAL keeps the planner from joining the streams with the whole outbox.
 SELECT s.name
   FROM events.stream s
+ CROSS JOIN LATERAL (
+       SELECT 1 FROM events.outbox_event o
+        WHERE o.stream_name = s.name AND o.position IS NULL AND o.id > s.id_floor
+        LIMIT 1) AS waiting
  WHERE s.name = ANY(%(stream_names)s)
-   AND EXISTS (SELECT 1 FROM events.outbox_event o
-                WHERE o.stream_name = s.name AND o.position IS NULL AND o.id > s.id_floor)
 
 -- name: number
 -- See events.number_events: the lock and the numbering are statements of their own there.
 SELECT event_position, body
   FROM events.number_events(%(stream_name)s, %(owner_id)s, %(term)s, %(batch_size)s, %(sweep)s)
+
+-- name: announce
+-- Where there is no hot log, consumers sleep on this channel. Once per batch, payload empty.
+SELECT pg_notify('events_numbered', '')
 
 -- name: read
 -- The warm tier: numbered events after a position, as the bytes that the hot log holds.

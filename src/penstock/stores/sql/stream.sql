@@ -13,18 +13,33 @@ SELECT name, origin::text, head, published
 -- Every stream of this database.
 SELECT name FROM events.stream ORDER BY name
 
+-- name: unleased
+-- One question for all streams: those that no publisher holds just now.
+SELECT s.name
+  FROM events.stream s
+  LEFT JOIN events.stream_lease l ON l.stream_name = s.name AND l.role = 'publisher'
+ WHERE l.lease_until IS NULL OR l.lease_until < clock_timestamp()
+ ORDER BY s.name
+
 -- name: confirm
--- Never moves back: a late publisher can do no harm.
+-- Never moves back: a late publisher can do no harm. RETURNING makes this one commit asynchronous:
+-- if it is lost, the next publisher asks the hot log itself.
 UPDATE events.stream
    SET published = greatest(published, %(position)s)
  WHERE name = %(stream_name)s
+RETURNING set_config('synchronous_commit', 'off', true)
 
 -- name: refill_base
--- Where a lost hot log starts again: at the slowest consumer, within the window it keeps.
+-- Where an empty hot log starts: at the slowest consumer, at the latest behind what was confirmed,
+-- within the window that the log keeps and that the outbox still holds.
 SELECT greatest(
            0,
            s.head - %(length_max)s,
-           least(s.head, coalesce(
-               (SELECT min(checkpoint) FROM events.stream_lease l
-                 WHERE l.stream_name = s.name AND l.role LIKE 'consumer:%%'), s.head)))
+           coalesce((SELECT min(o.position) - 1 FROM events.outbox_event o
+                      WHERE o.stream_name = s.name AND o.position IS NOT NULL), s.head),
+           least(s.published,
+                 (SELECT min(l.checkpoint) FROM events.stream_lease l
+                   WHERE l.stream_name = s.name AND l.role LIKE 'consumer:%%'),
+                 (SELECT min(r.checkpoint) FROM events.remote_consumer r
+                   WHERE r.stream_name = s.name)))
   FROM events.stream s WHERE s.name = %(stream_name)s

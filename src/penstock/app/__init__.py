@@ -1,0 +1,6 @@
+"""The composition root: wires settings, stores, stages and processes together, once."""
+
+from penstock.app.pipeline import Pipeline
+from penstock.app.registry import RegisteredConsumer, Stream
+
+__all__ = ["Pipeline", "RegisteredConsumer", "Stream"]

@@ -1,0 +1,243 @@
+"""The public face: one object that an application sends through and registers consumers with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, sessionmaker
+
+from penstock.app.registry import RegisteredConsumer, Registry, Stream
+from penstock.app.workers import Workers
+from penstock.core.events import Event, RawEvent
+from penstock.core.options import ConsumerOptions, Guarantee, Start
+from penstock.core.outgoing import UNSET
+from penstock.core.retry import Retry
+from penstock.core.settings import Settings
+from penstock.pipeline.sending import Sender
+from penstock.pipeline.signature import read_signature
+from penstock.stores.configuration import ResolvedSettings, resolve
+from penstock.stores.postgres import connect_arguments, sqlalchemy_url
+from penstock.telemetry.bus import subscribe
+from penstock.telemetry.signals import Signal
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+SignalT = TypeVar("SignalT", bound=Signal)
+
+
+class Pipeline:
+    """Sends events in your transactions and has them handled exactly once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        database_url: Any = UNSET,
+        redis_url: Any = UNSET,
+        strict: bool = True,
+        session_factory: sessionmaker[Any] | async_sessionmaker[Any] | None = None,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        **settings: Any,
+    ) -> None:
+        self.name = name
+        self._arguments = {"database_url": database_url, "redis_url": redis_url, **settings}
+        self._registry = Registry(name, strict=strict)
+        self._session_factory = session_factory
+        self._around = around
+
+    # ── settings and connections, made at first use so that importing costs nothing ───────────
+
+    @cached_property
+    def resolved(self) -> ResolvedSettings:
+        """The settings, each with its origin."""
+        return resolve(self._arguments)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this pipeline."""
+        return self.resolved.settings
+
+    @cached_property
+    def engine(self) -> Engine:
+        """A SQLAlchemy engine on the pipeline's database."""
+        return create_engine(
+            sqlalchemy_url(self.settings.database_url),
+            connect_args=connect_arguments(f"penstock {self.name}"),
+        )
+
+    @cached_property
+    def async_engine(self) -> AsyncEngine:
+        """The same for asyncio."""
+        return create_async_engine(
+            sqlalchemy_url(self.settings.database_url),
+            connect_args=connect_arguments(f"penstock {self.name}"),
+        )
+
+    @cached_property
+    def _sender(self) -> Sender:
+        return Sender(
+            schema=self.settings.schema,
+            payload_bytes_max=self.settings.payload_bytes_max,
+            metadata_bytes_max=self.settings.metadata_bytes_max,
+            admit=self._registry.admit,
+        )
+
+    # ── declaring ─────────────────────────────────────────────────────────────────────────────
+
+    def stream(self, name: str, *events: type[Event]) -> Stream:
+        """Declare a stream and the events that it carries."""
+        return self._registry.declare(name, events)
+
+    def consumer(
+        self,
+        stream: str,
+        *,
+        name: str,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        start: Start = "earliest",
+        batch_size: int = 100,
+        batch_seconds: float = 1.0,
+        retry: Retry | None = None,
+        on_unknown: Any = "skip",
+    ) -> Callable[[Handler], Handler]:
+        """Register a function as a consumer of a stream; the function stays as it is."""
+        options = ConsumerOptions(
+            stream_name=stream,
+            name=name,
+            guarantee=guarantee,
+            start=start,
+            batch_size=batch_size,
+            batch_seconds=batch_seconds,
+            retry=retry or Retry.exponential(),
+            on_unknown=on_unknown,
+        )
+
+        def register(function: Handler) -> Handler:
+            self._registry.add(options, read_signature(function, name))
+            return function
+
+        return register
+
+    @property
+    def consumers(self) -> Mapping[str, RegisteredConsumer]:
+        """The registered consumers, by short name."""
+        return self._registry.consumers
+
+    def on(
+        self, signal_type: type[SignalT]
+    ) -> Callable[[Callable[[SignalT], None]], Callable[[SignalT], None]]:
+        """Subscribe a function to a signal."""
+
+        def register(subscriber: Callable[[SignalT], None]) -> Callable[[SignalT], None]:
+            subscribe(signal_type, subscriber)
+            return subscriber
+
+        return register
+
+    # ── sending ───────────────────────────────────────────────────────────────────────────────
+
+    def send(
+        self,
+        session: Any,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Any = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """Send an event in the session's transaction; it exists if and only if that commits."""
+        return self._sender.send(
+            session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
+        )
+
+    def send_many(
+        self,
+        session: Any,
+        stream: str,
+        events: Iterable[Event | RawEvent],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[UUID]:
+        """Send events in order, in one round trip."""
+        return self._sender.send_many(session, stream, events, metadata=metadata)
+
+    async def send_async(
+        self,
+        session: Any,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Any = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """The same for a psycopg AsyncConnection, where sending is I/O."""
+        return await self._sender.send_async(
+            session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
+        )
+
+    async def send_many_async(
+        self,
+        session: Any,
+        stream: str,
+        events: Iterable[Event | RawEvent],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[UUID]:
+        """The same for several events."""
+        return await self._sender.send_many_async(session, stream, events, metadata=metadata)
+
+    def send_now(
+        self,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Any = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """Send an event in a transaction of its own."""
+        with Session(self.engine) as session, session.begin():
+            return self.send(
+                session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
+            )
+
+    async def send_now_async(
+        self,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Any = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """The same for asyncio."""
+        async with AsyncSession(self.async_engine) as session, session.begin():
+            return self.send(
+                session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
+            )
+
+    # ── working ───────────────────────────────────────────────────────────────────────────────
+
+    def run_worker(
+        self, roles: Sequence[str], stop: threading.Event, worker_id: str | None = None
+    ) -> None:
+        """Work in this process until stopped: `publisher`, `consumer:{name}`."""
+        Workers(
+            self.settings,
+            self._registry.consumers,
+            session_factory=self._session_factory,
+            around=self._around,
+        ).run(roles, stop, worker_id)

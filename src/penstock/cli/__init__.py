@@ -1,0 +1,76 @@
+"""The command line. Exit codes: 0 fine, 1 the answer is no, 2 wrong usage or settings."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from penstock.cli import demonstration, running, schema, sending, settings, status
+from penstock.cli.invocation import Invocation
+from penstock.cli.output import print_error
+from penstock.errors import PenstockError, UsageError
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+
+# Plain tracebacks: the pretty ones can print local variables, and those hold passwords.
+application = typer.Typer(
+    name="penstock",
+    help="Events from PostgreSQL to their handlers, each exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@application.callback()
+def remember_application(
+    context: typer.Context,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            envvar="PENSTOCK_APP",
+            metavar="MODULE:ATTRIBUTE",
+            help="Where your Pipeline is, for example shop:pipeline.",
+        ),
+    ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Events from PostgreSQL to their handlers, each exactly once."""
+    context.obj = Invocation(app or None)
+
+
+if find_spec("penstock.cli.demo") is not None:
+    application.command("demo")(demonstration.demo)
+application.command("dev")(running.dev)
+application.command("run")(running.run)
+application.command("work", hidden=True)(running.work)
+application.command("migrate")(schema.migrate)
+application.command("send")(sending.send)
+application.command("status")(status.status)
+application.command("config")(settings.config)
+
+
+def main() -> None:
+    """Run the command line; errors of Penstock's own become one message and an exit code."""
+    try:
+        application()
+    except PenstockError as error:
+        print_error(str(error))
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_NO)

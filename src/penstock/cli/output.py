@@ -1,0 +1,50 @@
+"""How commands speak: tables for people, JSON for programs, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Into a file or a pipe nothing is cut off at an imagined right edge.
+PIPE_WIDTH = 240
+
+console = Console(highlight=False, markup=False, soft_wrap=True)
+error_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+if not console.is_terminal:
+    console.width = PIPE_WIDTH
+
+
+def print_error(message: str) -> None:
+    """Say on stderr what went wrong."""
+    error_console.print(Text.assemble(("Error: ", "bold red"), message))
+
+
+def print_note(message: str) -> None:
+    """Say on stderr what is going on, so that stdout stays the answer."""
+    error_console.print(message)
+
+
+def print_json(value: Any) -> None:
+    """The answer for programs: one JSON document."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table whose numbers stand at the right; a leading > in a heading asks for that."""
+    made = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in columns:
+        justify: Any = "right" if column.startswith(">") else "left"
+        made.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(_shown(cell)) for cell in row))
+    return made
+
+
+def _shown(cell: object) -> str:
+    return "-" if cell is None else str(cell)

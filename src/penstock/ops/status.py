@@ -1,0 +1,114 @@
+"""How far everything is: streams, consumers and leases at one moment, never by reading the log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+
+UNNUMBERED_COUNT_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream: what is numbered, what is in the hot log, what still waits."""
+
+    name: str
+    origin: str | None
+    """The producing database; None before a publisher has met the stream."""
+    head: int
+    published: int
+    unnumbered: int
+    unnumbered_is_capped: bool
+    """More wait than were counted."""
+    oldest_unnumbered_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """One consumer: where it stands and how far behind that is, in events and in time."""
+
+    name: str
+    stream_name: str
+    start_position: int
+    checkpoint: int
+    lag_events: int
+    lag_ms: int | None
+    """The age of the next unhandled event; 0 when caught up, None when the outbox lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """One lease: who may work on what, and for how long."""
+
+    stream_name: str
+    role: str
+    owner_id: str | None
+    term: int
+    expires_in_seconds: float | None
+    """Negative when it has run out, None when it was given back."""
+    checkpoint: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody may work under it now."""
+        return self.expires_in_seconds is not None and self.expires_in_seconds > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything at one moment."""
+
+    streams: tuple[StreamStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
+    leases: tuple[LeaseStatus, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def read_status(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> Status:
+    """Read everything in one short transaction of its own, on a connection in autocommit."""
+    assert connection.autocommit, "read_status begins a transaction of its own"
+    queries = Queries("status.sql", schema)
+    with connection.transaction():
+        for preparation in ("begin", "use_indexes", "limit_time"):
+            connection.execute(queries[preparation])
+        stream_rows = connection.execute(
+            queries["streams"], {"count_max": UNNUMBERED_COUNT_MAX}
+        ).fetchall()
+        consumer_rows = connection.execute(queries["consumers"]).fetchall()
+        lease_rows = connection.execute(queries["leases"]).fetchall()
+    streams = {row[0]: _stream(row) for row in stream_rows}
+    return Status(
+        streams=tuple(streams.values()),
+        consumers=tuple(_consumer(row, streams) for row in consumer_rows),
+        leases=tuple(LeaseStatus(*row) for row in lease_rows),
+    )
+
+
+def _stream(row: tuple[Any, ...]) -> StreamStatus:
+    name, origin, head, published, count, oldest_ms = row
+    return StreamStatus(
+        name=name,
+        origin=origin,
+        head=head,
+        published=published,
+        unnumbered=min(count, UNNUMBERED_COUNT_MAX),
+        unnumbered_is_capped=count > UNNUMBERED_COUNT_MAX,
+        oldest_unnumbered_ms=oldest_ms,
+    )
+
+
+def _consumer(row: tuple[Any, ...], streams: dict[str, StreamStatus]) -> ConsumerStatus:
+    name, stream_name, start_position, checkpoint, next_age_ms = row
+    stream = streams.get(stream_name)
+    lag_events = max(0, stream.head - checkpoint) if stream else 0
+    # Where every position is handled, an event that has none yet is late all the same.
+    waiting_ms = stream.oldest_unnumbered_ms if stream else 0
+    lag_ms = next_age_ms if lag_events else waiting_ms
+    return ConsumerStatus(name, stream_name, start_position, checkpoint, lag_events, lag_ms)

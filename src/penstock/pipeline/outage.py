@@ -1,0 +1,49 @@
+"""A server that went away: said once, tried again with growing pauses, said once when back."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit
+
+PAUSE_FIRST_SECONDS = 0.05
+PAUSE_LONGEST_SECONDS = 2.0
+
+
+class Outage:
+    """Whether a server is away, and when it is worth trying again."""
+
+    def __init__(self, worker: str, server: str) -> None:
+        self._worker = worker
+        self._server = server
+        self._lost_at: float | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+
+    @property
+    def is_worth_trying(self) -> bool:
+        """Whether the server is there, or it is time to see if it is."""
+        return self._lost_at is None or time.monotonic() >= self._retry_at
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to leave the server alone."""
+        return 0.0 if self._lost_at is None else max(0.0, self._retry_at - time.monotonic())
+
+    def begin(self, error: Exception) -> None:
+        """The server did not answer."""
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
+            emit(signals.ServerLost(self._worker, self._server, str(error)))
+        self._retry_at = now + min(PAUSE_FIRST_SECONDS * 2**self._failures, PAUSE_LONGEST_SECONDS)
+        self._failures = min(self._failures + 1, 10)
+
+    def end(self) -> None:
+        """The server answered."""
+        if self._lost_at is not None:
+            after_seconds = round(time.monotonic() - self._lost_at, 3)
+            emit(signals.ServerFound(self._worker, self._server, after_seconds))
+        self._lost_at = None
+        self._failures = 0

@@ -1,0 +1,255 @@
+"""The publisher: gives committed events their positions and moves them to the hot log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+
+from penstock.core.leases import PUBLISHER, Lease
+from penstock.core.progress import Progress
+from penstock.core.settings import Settings
+from penstock.errors import (
+    HotLogAhead,
+    LeaseLost,
+    ServerUnavailable,
+    ServerUnsuitable,
+    StreamForeign,
+)
+from penstock.pipeline.leasing import Leases
+from penstock.pipeline.log_writer import LogWriter, Publication, Rows
+from penstock.pipeline.outage import Outage
+from penstock.stores.hot_log import HotLog, HotLogUnusable
+from penstock.stores.leases import LeaseTable
+from penstock.stores.outbox import Outbox
+from penstock.stores.postgres import connect
+from penstock.stores.streams import Streams
+from penstock.stores.wakeup import Wakeup
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit
+
+# New streams, free leases, rows below the floor and a hot log that lost its tail while nobody
+# sent anything are all found within this time.
+SWEEP_SECONDS = 1.0
+REFUSED_RETRY_SECONDS = 5.0
+# How often to look for work where notifications are not used, or not heard.
+POLL_MODE_SECONDS = 0.05
+# How long to leave an undecided sender alone before trying again to fall asleep.
+UNDECIDED_FIRST_SECONDS = 0.001
+UNDECIDED_LONGEST_SECONDS = 0.05
+# A hot log that loses entries as fast as they are filled in must not become a busy loop.
+FOLLOW_UP_SECONDS = 0.01
+
+
+class Publisher:
+    """Moves committed events from the outbox to their streams, each position once.
+
+    One publisher serves every stream that it can lease. It owns the hot log that it is given.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        leases: Leases,
+        hot_log: HotLog,
+        *,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings = settings
+        self._leases = leases
+        self._hot_log = hot_log
+        self._stop_requested = stop_requested
+        self._outbox = Outbox(settings.schema)
+        self._streams = Streams(settings.schema)
+        self._lease_table = LeaseTable(settings.schema)
+        self._redis = Outage("publisher", "Redis")
+        self._publications: dict[str, Publication] = {}
+        self._registered: set[str] = set()
+        self._next_sweep_at = 0.0
+        self._undecided_seconds = UNDECIDED_FIRST_SECONDS
+        self._wakeup: Wakeup | None = None
+        self._is_silent = settings.wakeup == "poll"
+        self._connection = connect(settings.database_url, "penstock publisher")
+        # Poolers in transaction mode lose prepared statements.
+        self._connection.prepare_threshold = None
+        self._writer = LogWriter(settings, self._connection, hot_log, self._outbox)
+
+    def step(self) -> Progress:
+        """Publish at most one batch of every leased stream."""
+        if time.monotonic() >= self._next_sweep_at:
+            self._sweep()
+            self._next_sweep_at = time.monotonic() + SWEEP_SECONDS
+        active = self._active()
+        quiet = [p.stream_name for p in active if not (p.has_more or p.needs_sweep)]
+        busy = self._outbox.has_unnumbered(self._connection, quiet)
+        moved = 0
+        for publication in active:
+            if self._stop_requested():
+                break
+            is_busy = publication.stream_name in busy or publication.stream_name not in quiet
+            moved += self._publish(publication, is_busy=is_busy)
+        if moved:
+            self._undecided_seconds = UNDECIDED_FIRST_SECONDS
+        return Progress(moved)
+
+    def wait(self, stop: threading.Event) -> None:
+        """Sleep until a sender notifies, until the next duty, or until `stop`."""
+        seconds = self._seconds_until_next_duty()
+        wakeup = self._wakeup_that_hears(stop)
+        if wakeup is None:
+            stop.wait(min(seconds, POLL_MODE_SECONDS))
+            return
+        names = [p.stream_name for p in self._publications.values() if p.refusal is None]
+        if not wakeup.try_hold(names):
+            stop.wait(min(seconds, self._undecided_seconds))
+            self._undecided_seconds = min(self._undecided_seconds * 2, UNDECIDED_LONGEST_SECONDS)
+            return
+        self._undecided_seconds = UNDECIDED_FIRST_SECONDS
+        try:
+            # Once more, now that every sender either is visible or will notify.
+            if not self._outbox.has_unnumbered(self._connection, names):
+                emit(signals.PublisherSlept(len(names)))
+                wakeup.sleep(seconds, stop)
+        finally:
+            wakeup.let_go()
+
+    def close(self) -> None:
+        """Give back leases and connections. What cannot be given back runs out by itself."""
+        if self._connection.closed and self._publications:
+            with suppress(ServerUnavailable):
+                self._connection = connect(self._settings.database_url, "penstock publisher")
+        for publication in self._publications.values():
+            try:
+                self._leases.release(self._connection, publication.lease)
+            except psycopg.Error as error:
+                self._leases.forget(publication.lease, str(error).strip())
+        self._publications.clear()
+        if self._wakeup is not None:
+            self._wakeup.close()
+        self._connection.close()
+        self._hot_log.close()
+
+    def _active(self) -> list[Publication]:
+        now = time.monotonic()
+        return [p for p in self._publications.values() if p.refusal is None or now >= p.retry_at]
+
+    def _sweep(self) -> None:
+        """Look at everything that no notification tells."""
+        waiting = set(self._outbox.unnumbered_streams(self._connection))
+        for stream_name in waiting - self._registered:
+            self._streams.register(self._connection, stream_name)
+            self._registered.add(stream_name)
+        for stream_name in self._streams.unleased(self._connection):
+            self._lease_table.ensure(self._connection, stream_name, PUBLISHER)
+            lease = self._leases.acquire(self._connection, stream_name, PUBLISHER)
+            if lease is not None:
+                self._adopt(lease)
+        for publication in self._publications.values():
+            publication.is_unchecked = True
+            publication.needs_sweep = publication.stream_name in waiting
+
+    def _adopt(self, lease: Lease) -> None:
+        state = self._streams.read(self._connection, lease.stream_name)
+        self._registered.add(lease.stream_name)
+        self._publications[lease.stream_name] = Publication(
+            lease, state.origin, state.head, state.published
+        )
+
+    def _publish(self, publication: Publication, *, is_busy: bool) -> int:
+        """One batch: number, append, confirm. Trouble with one stream leaves the others alone."""
+        if not self._leases.is_held(publication.lease):
+            self._leases.forget(publication.lease, "it ended before it was renewed")
+            del self._publications[publication.stream_name]
+            return 0
+        try:
+            # The log is opened before a position is given out: a log that is ahead of us, or
+            # another database's, is a reason to give out none.
+            moved = self._follow(publication, ()) if publication.is_behind else 0
+            if publication.refusal is not None and publication.last is None:
+                return moved
+            publication.refusal = None
+            rows = self._number(publication) if is_busy else ()
+            return moved + len(rows) + self._follow(publication, rows)
+        except LeaseLost:
+            self._lose(publication)
+        except (StreamForeign, HotLogAhead, HotLogUnusable) as error:
+            self._refuse(publication, str(error))
+        return 0
+
+    def _number(self, publication: Publication) -> Rows:
+        rows = self._outbox.number(
+            self._connection,
+            publication.lease,
+            self._settings.publish_batch_size,
+            sweep=publication.needs_sweep,
+        )
+        publication.needs_sweep = False
+        publication.has_more = len(rows) == self._settings.publish_batch_size
+        if rows:
+            publication.head = rows[-1][0]
+            emit(signals.BatchNumbered(publication.stream_name, rows[0][0], rows[-1][0]))
+        return rows
+
+    def _follow(self, publication: Publication, rows: Rows) -> int:
+        """Let the hot log follow, if it is there. Returns how many older events it got."""
+        if not self._hot_log.keeps_entries:
+            self._announce(publication)
+            return 0
+        is_due = rows or publication.is_behind or publication.is_unchecked
+        if not (is_due and self._redis.is_worth_trying):
+            return 0
+        try:
+            refilled = self._writer.follow(publication, rows)
+        except (StreamForeign, HotLogAhead, HotLogUnusable):
+            raise
+        except (ServerUnavailable, ServerUnsuitable) as error:
+            # Positions are the truth and go on; the log is filled when the server is back.
+            self._redis.begin(error)
+            return 0
+        self._redis.end()
+        return refilled
+
+    def _announce(self, publication: Publication) -> None:
+        """PostgreSQL alone: readers wait for a notification, and numbered is published."""
+        publication.last = publication.head
+        if publication.head > publication.published:
+            self._outbox.announce(self._connection)
+            self._streams.confirm(self._connection, publication.stream_name, publication.head)
+            publication.published = publication.head
+            emit(signals.BatchConfirmed(publication.stream_name, publication.head))
+
+    def _lose(self, publication: Publication) -> None:
+        del self._publications[publication.stream_name]
+        self._registered.discard(publication.stream_name)
+        if self._leases.read(self._connection, publication.lease) is not None:
+            # The hot log knows a later term than PostgreSQL, which has lost commits. Every new
+            # lease raises the term, so giving this one back leads out of it.
+            self._leases.release(self._connection, publication.lease)
+
+    def _refuse(self, publication: Publication, reason: str) -> None:
+        if publication.refusal is None:
+            emit(signals.StreamRefused(publication.stream_name, reason))
+        publication.refusal = reason
+        publication.retry_at = time.monotonic() + REFUSED_RETRY_SECONDS
+
+    def _seconds_until_next_duty(self) -> float:
+        seconds = min(self._settings.poll_seconds, self._next_sweep_at - time.monotonic())
+        if any(p.is_behind and p.refusal is None for p in self._publications.values()):
+            seconds = min(seconds, max(self._redis.pause_seconds, FOLLOW_UP_SECONDS))
+        return max(seconds, 0.0)
+
+    def _wakeup_that_hears(self, stop: threading.Event) -> Wakeup | None:
+        """The wake-up, tested when it is opened; None where the publisher has to poll."""
+        if self._wakeup is None and not self._is_silent:
+            wakeup = Wakeup(self._settings.database_url, self._settings.schema)
+            if wakeup.hears(self._connection, stop):
+                self._wakeup = wakeup
+            else:
+                wakeup.close()
+                self._is_silent = not stop.is_set()
+                if self._is_silent:
+                    emit(signals.WakeupSilent(POLL_MODE_SECONDS))
+        return self._wakeup

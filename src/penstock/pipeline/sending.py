@@ -1,0 +1,230 @@
+"""Send: an event exists if and only if the transaction that it was sent in commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from penstock.core.events import Event, RawEvent
+from penstock.core.outgoing import UNSET, Key, Limits, OutgoingEvent, Unset, encode_event
+from penstock.errors import InvalidEvent, UnsafeTransaction, UsageError
+from penstock.pipeline import session_buffer
+from penstock.pipeline.handling import current_handling
+from penstock.pipeline.transaction_buffer import Pending, buffer_of, open_buffer
+from penstock.stores.identity import new_event_uuid
+from penstock.stores.outbox_writer import insert, insert_async
+
+Admit: TypeAlias = Callable[[str, Event | RawEvent], None]
+Plain: TypeAlias = Session | Connection | psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+"""What the targets of a send come down to."""
+
+
+def _admit_all(_stream: str, _event: Event | RawEvent) -> None:
+    """Every event is welcome on every stream."""
+
+
+class Sender:
+    """Encodes events and ties them to the transaction of whatever they are sent through.
+
+    A SQLAlchemy session or connection remembers them and inserts them when it commits; on a
+    psycopg connection they are inserted at once, so send last there.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: str,
+        payload_bytes_max: int,
+        metadata_bytes_max: int,
+        admit: Admit = _admit_all,
+    ) -> None:
+        self._schema = schema
+        self._limits = Limits(payload_bytes_max, metadata_bytes_max)
+        self._admit = admit
+
+    def send(
+        self,
+        target: Any,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Key | Unset = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """Send an event in the target's transaction; the same event_uuid again changes nothing."""
+        uuids = None if event_uuid is None else [event_uuid]
+        return self.send_many(
+            target, stream, [event], key=key, metadata=metadata, event_uuids=uuids
+        )[0]
+
+    def send_many(
+        self,
+        target: Any,
+        stream: str,
+        events: Iterable[Event | RawEvent],
+        *,
+        key: Key | Unset = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuids: Sequence[UUID] | None = None,
+    ) -> list[UUID]:
+        """Send events in order, in one round trip. A `key` holds for all of them."""
+        plain = _plain(target)
+        if isinstance(plain, psycopg.AsyncConnection):
+            raise UsageError(
+                "Sending through a psycopg AsyncConnection is I/O. Nothing was sent; "
+                "write `await send_async(...)`."
+            )
+        outgoing = self._encode(stream, events, key, metadata, event_uuids)
+        self._deliver(plain, outgoing)
+        return [each.event_uuid for each in outgoing]
+
+    async def send_async(
+        self,
+        target: Any,
+        stream: str,
+        event: Event | RawEvent,
+        *,
+        key: Key | Unset = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuid: UUID | None = None,
+    ) -> UUID:
+        """The same for every target, a psycopg AsyncConnection included."""
+        uuids = None if event_uuid is None else [event_uuid]
+        sent = await self.send_many_async(
+            target, stream, [event], key=key, metadata=metadata, event_uuids=uuids
+        )
+        return sent[0]
+
+    async def send_many_async(
+        self,
+        target: Any,
+        stream: str,
+        events: Iterable[Event | RawEvent],
+        *,
+        key: Key | Unset = UNSET,
+        metadata: Mapping[str, Any] | None = None,
+        event_uuids: Sequence[UUID] | None = None,
+    ) -> list[UUID]:
+        """The same for several events, in one round trip."""
+        plain = _plain(target)
+        outgoing = self._encode(stream, events, key, metadata, event_uuids)
+        if not isinstance(plain, psycopg.AsyncConnection):
+            self._deliver(plain, outgoing)
+        elif outgoing:
+            _refuse_autocommit(plain)
+            await insert_async(plain, self._schema, outgoing)
+        return [each.event_uuid for each in outgoing]
+
+    def _encode(
+        self,
+        stream: str,
+        events: Iterable[Event | RawEvent],
+        key: Key | Unset,
+        metadata: Mapping[str, Any] | None,
+        event_uuids: Sequence[UUID] | None,
+    ) -> list[OutgoingEvent]:
+        events = list(events)
+        if event_uuids is None:
+            event_uuids = [new_event_uuid() for _ in events]
+        if len(event_uuids) != len(events):
+            raise InvalidEvent(
+                f"There are {len(events)} events and {len(event_uuids)} event_uuids. "
+                "Nothing was sent; pass one for each event, or none at all."
+            )
+        metadata = _with_inheritance(metadata)
+        for event in events:
+            self._admit(stream, event)
+        return [
+            encode_event(
+                stream, event, event_uuid=uuid, limits=self._limits, key=key, metadata=metadata
+            )
+            for event, uuid in zip(events, event_uuids, strict=True)
+        ]
+
+    def _deliver(
+        self,
+        plain: Session | Connection | psycopg.Connection[Any],
+        outgoing: Sequence[OutgoingEvent],
+    ) -> None:
+        if not outgoing:
+            return
+        if isinstance(plain, psycopg.Connection):
+            _refuse_autocommit(plain)
+            insert(plain, self._schema, outgoing)
+            return
+        pending = [(self._schema, each) for each in outgoing]
+        if isinstance(plain, Session):
+            session_buffer.remember(plain, pending)
+        else:
+            open_buffer(plain).add(plain, pending)
+
+
+def take_pending(target: Any) -> list[OutgoingEvent]:
+    """Remove and return what the transaction of a session or connection was going to insert."""
+    plain = _plain(target)
+    if isinstance(plain, Session):
+        return _of_one_outbox(session_buffer.take(plain))
+    buffer = buffer_of(plain) if isinstance(plain, Connection) else None
+    return _of_one_outbox([] if buffer is None else buffer.take())
+
+
+def peek_pending(target: Any) -> list[OutgoingEvent]:
+    """What the transaction of a session or connection is going to insert when it commits."""
+    plain = _plain(target)
+    if isinstance(plain, Session):
+        return [event for _, event in session_buffer.waiting(plain)]
+    buffer = buffer_of(plain) if isinstance(plain, Connection) else None
+    return [] if buffer is None else [event for _, event in buffer.waiting()]
+
+
+def _of_one_outbox(pending: list[Pending]) -> list[OutgoingEvent]:
+    if len({schema for schema, _ in pending}) > 1:
+        raise UsageError(
+            "Events for several schemas were sent in one handler. Nothing was sent; send through "
+            "one pipeline only."
+        )
+    return [event for _, event in pending]
+
+
+def _with_inheritance(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    handling = current_handling.get()
+    if handling is None or not isinstance(metadata, Mapping | None):
+        return metadata
+    return {**handling.inherited_metadata(), **(metadata or {})}
+
+
+def _plain(target: Any) -> Plain:
+    """The session or connection behind a target, without asking it for anything."""
+    if isinstance(target, scoped_session | async_scoped_session):
+        target = target()
+    if isinstance(target, AsyncSession):
+        return target.sync_session
+    if isinstance(target, AsyncConnection):
+        if target.sync_connection is None:
+            raise UsageError(
+                "This AsyncConnection is not open. Nothing was sent; enter it with `async with`."
+            )
+        return target.sync_connection
+    if isinstance(target, Session | Connection | psycopg.Connection | psycopg.AsyncConnection):
+        return target
+    raise UsageError(
+        f"Cannot send through a {type(target).__name__}: an event belongs to a transaction. "
+        "Nothing was sent; pass the SQLAlchemy Session or Connection, or the psycopg connection, "
+        "that writes your data."
+    )
+
+
+def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+        raise UnsafeTransaction(
+            "This psycopg connection is in autocommit mode, so the event could not be atomic with "
+            "your data. Nothing was sent; send inside `with connection.transaction():`."
+        )

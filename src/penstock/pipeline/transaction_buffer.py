@@ -1,0 +1,204 @@
+"""Events that wait for the COMMIT of a SQLAlchemy connection, and go with it or not at all.
+
+An event belongs to the transaction on a `Connection`, because that is what commits, whoever asks
+for it. Buffers hang on transaction objects by weak references: nothing keeps a connection alive,
+and nothing can survive into the next transaction.
+
+Savepoints are followed through SQLAlchemy (`begin_nested`); one made by a literal SAVEPOINT
+statement is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import (
+    ExceptionContext,
+    NestedTransaction,
+    RootTransaction,
+    TwoPhaseTransaction,
+)
+
+from penstock.core.outgoing import OutgoingEvent
+from penstock.errors import OutcomeUnknown, UnsafeTransaction
+from penstock.stores.outbox_writer import insert_through_sqlalchemy
+
+Pending: TypeAlias = tuple[str, OutgoingEvent]
+"""An event and the schema of the outbox that it is meant for."""
+
+
+@dataclass(slots=True)
+class TransactionBuffer:
+    """What one transaction on a connection is going to insert when it commits."""
+
+    events: list[Pending] = field(default_factory=list)
+    guests: list[list[Pending]] = field(default_factory=list)
+    """Events of sessions that share this transaction and have not used it themselves yet."""
+    marks: list[tuple[str | None, int, int]] = field(default_factory=list)
+    """Per savepoint, outermost first: the one around it; how many events and guests it found."""
+    is_committing: bool = False
+    has_inserted: bool = False
+
+    def add(self, connection: Connection, pending: Iterable[Pending]) -> None:
+        """Remember events, or insert them if the COMMIT is already on its way."""
+        if self.is_committing:
+            self._insert(connection, list(pending))
+        else:
+            self.events.extend(pending)
+
+    def insert_all(self, connection: Connection) -> None:
+        """Insert everything that waits. What is sent from now on is inserted at once."""
+        self.is_committing = True
+        self._insert(connection, self.take())
+
+    def waiting(self) -> list[Pending]:
+        """What would be inserted now."""
+        return [*self.events, *(pending for guest in self.guests for pending in guest)]
+
+    def take(self) -> list[Pending]:
+        """What would be inserted now; it waits no longer."""
+        taken = self.waiting()
+        for waiting in (self.events, *self.guests):
+            waiting.clear()
+        return taken
+
+    def begin_savepoint(self, around: str | None) -> None:
+        """Mark where a savepoint begins."""
+        self._forget_savepoints_inside(around)
+        self.marks.append((around, len(self.events), len(self.guests)))
+
+    def rollback_savepoint(self, name: str) -> None:
+        """Drop what was sent since. A savepoint without a mark is older than the first event."""
+        self._forget_savepoints_inside(name)
+        _, events, guests = self.marks[-1] if self.marks else (None, 0, 0)
+        del self.events[events:]
+        for guest in self.guests[guests:]:
+            guest.clear()
+        del self.guests[guests:]
+
+    def _forget_savepoints_inside(self, name: str | None) -> None:
+        for index, mark in enumerate(self.marks):
+            if mark[0] == name:
+                del self.marks[index:]
+                return
+
+    def _insert(self, connection: Connection, pending: list[Pending]) -> None:
+        by_schema: dict[str, list[OutgoingEvent]] = {}
+        for schema, outgoing in pending:
+            by_schema.setdefault(schema, []).append(outgoing)
+        for schema, events in by_schema.items():
+            insert_through_sqlalchemy(connection, schema, events)
+            self.has_inserted = True
+
+
+_buffers: WeakKeyDictionary[RootTransaction, TransactionBuffer] = WeakKeyDictionary()
+_watched: WeakSet[Engine] = WeakSet()
+
+
+def buffer_of(connection: Connection) -> TransactionBuffer | None:
+    """The buffer of the transaction in progress, if anything was sent in it."""
+    transaction = connection.get_transaction()
+    return None if transaction is None else _buffers.get(transaction)
+
+
+def open_buffer(connection: Connection) -> TransactionBuffer:
+    """The buffer of the transaction in progress, which begins here if it has to."""
+    watch(connection.engine)
+    # Like any statement, a send begins the transaction that it belongs to.
+    transaction = connection.get_transaction() or connection.begin()
+    _require_safe(connection, transaction)
+    return _buffers.setdefault(transaction, TransactionBuffer())
+
+
+def watch(engine: Engine) -> None:
+    """Hear of this engine's commits and savepoints. Done once, at the first send at the latest."""
+    if engine in _watched:
+        return
+    event.listen(engine, "commit", _on_commit)
+    event.listen(engine, "savepoint", _on_savepoint)
+    event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+    event.listen(engine, "handle_error", _on_error)
+    _watched.add(engine)
+
+
+def _require_safe(connection: Connection, transaction: RootTransaction) -> None:
+    if isinstance(transaction, TwoPhaseTransaction):
+        raise UnsafeTransaction(
+            "Sending in a two-phase transaction is not supported: its outcome is decided "
+            "elsewhere. Nothing was sent; use a transaction on one database."
+        )
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise autocommit_refused()
+    if not transaction.is_active:
+        raise UnsafeTransaction(
+            "The transaction of this connection has already failed. Nothing was sent; "
+            "roll it back and begin again."
+        )
+
+
+def autocommit_refused() -> UnsafeTransaction:
+    """Why sending in autocommit mode is impossible."""
+    return UnsafeTransaction(
+        "In autocommit mode the event could not be atomic with your data. Nothing was sent; use a "
+        'connection without isolation_level="AUTOCOMMIT".'
+    )
+
+
+# ── what engines tell; each may be told twice, through an engine and its execution_options() ───
+
+
+def _on_commit(connection: Connection) -> None:
+    buffer = buffer_of(connection)
+    if buffer is None:
+        return
+    try:
+        buffer.insert_all(connection)
+    except BaseException:
+        _undo(connection)
+        raise
+
+
+def _undo(connection: Connection) -> None:
+    # SQLAlchemy takes a commit that raised for a transaction that is over: it would send no
+    # ROLLBACK, and the next user of the pooled connection would inherit the open transaction.
+    if connection.invalidated:
+        return
+    try:
+        connection.connection.rollback()
+    except Exception:  # noqa: BLE001 - whatever it is, this connection must not be used again
+        connection.invalidate()
+
+
+def _on_savepoint(connection: Connection, _name: str | None) -> None:
+    if (buffer := buffer_of(connection)) is not None:
+        buffer.begin_savepoint(_name_of(connection.get_nested_transaction()))
+
+
+def _on_rollback_savepoint(connection: Connection, name: str, _context: None) -> None:
+    if (buffer := buffer_of(connection)) is not None:
+        buffer.rollback_savepoint(name)
+
+
+def _name_of(nested: NestedTransaction | None) -> str | None:
+    # Rollbacks are told by name, and SQLAlchemy shows names nowhere else.
+    return None if nested is None else nested._savepoint  # noqa: SLF001
+
+
+def _on_error(context: ExceptionContext) -> OutcomeUnknown | None:
+    if context.connection is None or context.statement is not None or not context.is_disconnect:
+        return None
+    buffer = buffer_of(context.connection)
+    if buffer is None or not (buffer.is_committing and buffer.has_inserted):
+        return None
+    # Cancellation and interrupts have to stay what they are.
+    if not isinstance(context.original_exception, Exception):
+        return None
+    return OutcomeUnknown(
+        "The connection broke during COMMIT: data and events are either all there or all absent, "
+        "and only the database knows which. Look there, or run the transaction again with the "
+        "same event_uuid: an event that is there already is not sent a second time."
+    )

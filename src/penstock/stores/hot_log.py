@@ -1,0 +1,155 @@
+"""The hot log: recent entries of every stream, under their positions, rebuildable at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import psycopg
+
+from penstock.errors import PenstockError, ServerUnsuitable
+from penstock.stores.postgres import connect
+from penstock.stores.queries import Queries
+
+
+class HotLogClosed(PenstockError):
+    """The log must be opened for this term, again if it was: its key or its record is gone."""
+
+
+class HotLogGap(PenstockError):
+    """A batch does not follow the log's last position; nothing was appended."""
+
+    def __init__(self, stream_name: str, last: int) -> None:
+        super().__init__(f"The hot log of {stream_name} ends at {last}; nothing was appended.")
+        self.last = last
+
+
+class HotLogUnusable(ServerUnsuitable):
+    """The key of one stream's log holds something else; other streams are not affected."""
+
+
+class HotLog(Protocol):
+    """Where consumers read. PostgreSQL has everything that is in it.
+
+    Every method may raise ServerUnavailable (waiting helps) or ServerUnsuitable (it does not).
+    An instance belongs to one stage; after `close` the next call connects again.
+    """
+
+    @property
+    def keeps_entries(self) -> bool:
+        """False: there is no hot log, and readers go to the outbox at once."""
+
+    def check(self) -> None:
+        """Raise ServerUnsuitable if the server cannot be used at all."""
+
+    def open(self, stream_name: str, *, origin: str, term: int, base: int) -> int | None:
+        """Begin a term. Returns the last position; None: empty, to be filled from base + 1.
+
+        Raises StreamForeign for another database's log and LeaseLost for a term that is over.
+        """
+
+    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
+        """Throw all entries away; the log is filled again from base + 1. Raises like append."""
+
+    def append(
+        self, stream_name: str, *, origin: str, term: int, first: int, entries: Sequence[bytes]
+    ) -> int:
+        """Append what is not there yet. Returns the last position that the log has now.
+
+        Raises StreamForeign, LeaseLost, HotLogClosed or HotLogGap without appending anything.
+        """
+
+    def read(
+        self, stream_name: str, *, after: int, count: int, wait_seconds: float
+    ) -> list[tuple[int, bytes]]:
+        """Positions and raw entries behind `after`, waiting for the first one if need be.
+
+        What is not an entry of Penstock's comes as b"".
+        """
+
+    def last(self, stream_name: str) -> int | None:
+        """The last position; None where the log is empty."""
+
+    def trim(self, stream_name: str, *, through: int) -> int:
+        """Remove entries up to a position, never the last one. Returns how many."""
+
+    def close(self) -> None:
+        """Give connections back; must not raise."""
+
+
+class NoHotLog:
+    """PostgreSQL alone: keeps nothing, and wakes readers when the outbox has something new."""
+
+    def __init__(self, database_url: str) -> None:
+        self._database_url = database_url
+        self._sql = Queries("wakeup.sql")
+        self._connection: psycopg.Connection[Any] | None = None
+        self._last: dict[str, int] = {}
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Never."""
+        return False
+
+    def check(self) -> None:
+        """Nothing can be wrong with what is not there."""
+
+    def open(
+        self,
+        stream_name: str,
+        *,
+        origin: str,  # noqa: ARG002 - the protocol's
+        term: int,  # noqa: ARG002
+        base: int,  # noqa: ARG002
+    ) -> int | None:
+        """What was appended through this object, or None."""
+        return self.last(stream_name)
+
+    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:  # noqa: ARG002
+        """Nothing to throw away."""
+        self._last.pop(stream_name, None)
+
+    def append(
+        self,
+        stream_name: str,
+        *,
+        origin: str,  # noqa: ARG002 - the protocol's
+        term: int,  # noqa: ARG002
+        first: int,
+        entries: Sequence[bytes],
+    ) -> int:
+        """Only remembers how far it went."""
+        self._last[stream_name] = max(self._last.get(stream_name, 0), first + len(entries) - 1)
+        return self._last[stream_name]
+
+    def read(
+        self,
+        stream_name: str,  # noqa: ARG002 - one channel serves all streams
+        *,
+        after: int,  # noqa: ARG002
+        count: int,  # noqa: ARG002
+        wait_seconds: float,
+    ) -> list[tuple[int, bytes]]:
+        """Nothing, as soon as any stream has new positions or the time is over."""
+        if self._connection is None or self._connection.closed:
+            # Whatever was numbered before this moment was not heard: let the caller look first.
+            self._connection = connect(self._database_url, "penstock reader")
+            self._connection.execute(self._sql["listen_for_numbers"])
+            return []
+        for _ in self._connection.notifies(timeout=wait_seconds, stop_after=1):
+            pass
+        return []
+
+    def last(self, stream_name: str) -> int | None:
+        """What was appended through this object, or None."""
+        return self._last.get(stream_name)
+
+    def trim(self, stream_name: str, *, through: int) -> int:  # noqa: ARG002
+        """Nothing to remove."""
+        return 0
+
+    def close(self) -> None:
+        """End the listening connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

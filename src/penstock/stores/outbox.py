@@ -1,0 +1,78 @@
+"""The outbox: events wait here for their positions, and stay as the warm tier of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from penstock.core.leases import Lease
+from penstock.errors import LeaseLost
+from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+
+Connection = psycopg.Connection[Any]
+LEASE_LOST_STATE = "PS003"
+
+
+class Outbox:
+    """The table `outbox_event` as publisher and readers see it; callers bring connections."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._sql = Queries("outbox.sql", schema)
+
+    def number(
+        self, connection: Connection, lease: Lease, batch_size: int, *, sweep: bool = False
+    ) -> list[tuple[int, str]]:
+        """Give the next events their positions, durably. Returns positions and bodies, in order.
+
+        With `sweep` it looks below the id floor too. Raises LeaseLost, having done nothing.
+        """
+        try:
+            rows = connection.execute(
+                self._sql["number"],
+                {
+                    "stream_name": lease.stream_name,
+                    "owner_id": lease.owner_id,
+                    "term": lease.term,
+                    "batch_size": batch_size,
+                    "sweep": sweep,
+                },
+            ).fetchall()
+        except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            # Nobody's fault and nothing done; the rows are still there in the next round.
+            return []
+        except psycopg.Error as error:
+            if error.sqlstate == LEASE_LOST_STATE:
+                raise LeaseLost(
+                    f"{error.diag.message_primary}. Nothing was lost or repeated; this worker "
+                    "lets go of the stream."
+                ) from error
+            raise
+        return sorted(rows)
+
+    def announce(self, connection: Connection) -> None:
+        """Tell readers without a hot log that there is something new."""
+        connection.execute(self._sql["announce"])
+
+    def read(
+        self, connection: Connection, stream_name: str, after: int, count: int
+    ) -> list[tuple[int, str]]:
+        """Positions and bodies behind `after`, in order; numbered events only."""
+        return connection.execute(
+            self._sql["read"], {"stream_name": stream_name, "after": after, "count": count}
+        ).fetchall()
+
+    def unnumbered_streams(self, connection: Connection) -> list[str]:
+        """Every stream with events to number, known or not, whatever the floor says."""
+        rows = connection.execute(self._sql["unnumbered_streams"]).fetchall()
+        return [stream_name for (stream_name,) in rows]
+
+    def has_unnumbered(self, connection: Connection, stream_names: Sequence[str]) -> set[str]:
+        """Which of these streams have events to number above their floor. Takes no lock."""
+        if not stream_names:
+            return set()
+        rows = connection.execute(
+            self._sql["has_unnumbered"], {"stream_names": list(stream_names)}
+        ).fetchall()
+        return {stream_name for (stream_name,) in rows}

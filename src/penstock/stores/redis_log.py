@@ -1,0 +1,274 @@
+"""The hot log in Redis or Valkey: one Redis stream per stream, entry ids are positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock.errors import (
+    LeaseLost,
+    PenstockError,
+    ServerUnavailable,
+    ServerUnsuitable,
+    SettingsError,
+    StreamForeign,
+)
+from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.queries import lua
+
+VERSION_MIN = (6, 2)
+FIELD = b"e"
+SOCKET_SECONDS = 3.0
+CONNECT_SECONDS = 3.0
+WAIT_SECONDS_MAX = 30.0
+APPEND_BYTES_MAX = 8 * 1024 * 1024
+# Replies that waiting cures: as the client's own classes, or as codes in the text.
+_PASSING = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
+_PASSING_CODES = ("OOM", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY ", "UNBLOCKED")
+
+
+class RedisLog:
+    """The hot log on one Redis or Valkey server. The URL may be redis://, rediss:// or unix://."""
+
+    def __init__(self, url: str, *, prefix: str = "penstock", length_max: int = 1_000_000) -> None:
+        self._prefix = prefix
+        self._length_max = length_max
+        self._address = _without_password(url)
+        self._writer = _client(url, SOCKET_SECONDS)
+        # A connection of its own: a blocked read must not hold up an append, and its socket
+        # has to be more patient than the longest wait.
+        self._reader = _client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS)
+        self._scripts = {
+            name: self._writer.register_script(lua(name))
+            for name in ("open", "append", "restart", "last")
+        }
+        self._is_checked = False
+
+    @property
+    def keeps_entries(self) -> bool:
+        """Always."""
+        return True
+
+    def check(self) -> None:
+        """Raise ServerUnsuitable unless the server is Redis 6.2 or newer, or Valkey."""
+        try:
+            with self._in_our_words():
+                server = self._writer.info("server")
+        except ServerUnsuitable as error:
+            if not isinstance(error.__cause__, redis.exceptions.NoPermissionError):
+                raise
+            # Who may not ask for the version may still be allowed everything that matters.
+            server = {}
+        self._is_checked = True
+        version = str(server.get("redis_version", ""))
+        if server.get("server_name") == "valkey" or not version:
+            return
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < VERSION_MIN:
+            self._is_checked = False
+            raise ServerUnsuitable(
+                f"Redis {version} at {self._address} is too old: Penstock needs Redis 6.2 or "
+                "newer, or Valkey. Nothing was lost; events wait in PostgreSQL."
+            )
+
+    def open(self, stream_name: str, *, origin: str, term: int, base: int) -> int | None:
+        """Begin a term. Returns the last position; None: empty, to be filled from base + 1."""
+        last = int(self._run("open", stream_name, origin, term, base))
+        return None if last < 0 else last
+
+    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
+        """Throw all entries away; the log is filled again from base + 1."""
+        self._run("restart", stream_name, origin, term, base)
+
+    def append(
+        self, stream_name: str, *, origin: str, term: int, first: int, entries: Sequence[bytes]
+    ) -> int:
+        """Append what is not there yet. Returns the last position that the log has now."""
+        last = first - 1
+        for offset, part in _parts(entries):
+            last = int(
+                self._run(
+                    "append", stream_name, origin, term, self._length_max, first + offset, *part
+                )
+            )
+        return last
+
+    def read(
+        self, stream_name: str, *, after: int, count: int, wait_seconds: float
+    ) -> list[tuple[int, bytes]]:
+        """Positions and raw entries behind `after`, waiting for the first one if need be."""
+        if not self._is_checked:
+            self.check()
+        # BLOCK 0 would wait for ever.
+        seconds = min(wait_seconds, WAIT_SECONDS_MAX)
+        block = max(1, int(seconds * 1000)) if seconds > 0 else None
+        with self._in_our_words(stream_name):
+            reply: Any = self._reader.xread(
+                {self._log_key(stream_name): f"{after}-0"}, count=count, block=block
+            )
+        return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
+
+    def last(self, stream_name: str) -> int | None:
+        """The last position; None where the log is empty."""
+        if not self._is_checked:
+            self.check()
+        with self._in_our_words(stream_name):
+            last: Any = self._scripts["last"](keys=[self._log_key(stream_name)])
+        return None if last is None else int(last)
+
+    def trim(self, stream_name: str, *, through: int) -> int:
+        """Remove entries up to a position, never the last one. Returns how many."""
+        last = self.last(stream_name)
+        if last is None:
+            return 0
+        # An empty log could not be told from a lost one.
+        keep_from = min(through + 1, last)
+        with self._in_our_words(stream_name):
+            removed: Any = self._writer.xtrim(
+                self._log_key(stream_name), minid=f"{keep_from}-0", approximate=False
+            )
+        return int(removed)
+
+    def close(self) -> None:
+        """Give connections back; the next call opens new ones."""
+        self._writer.close()
+        self._reader.close()
+        self._is_checked = False
+
+    def _log_key(self, stream_name: str) -> str:
+        # The braces keep a stream's keys on one node of a cluster.
+        return f"{self._prefix}:{{{stream_name}}}:log"
+
+    def _meta_key(self, stream_name: str) -> str:
+        return f"{self._prefix}:{{{stream_name}}}:meta"
+
+    def _run(self, script: str, stream_name: str, *arguments: str | int | bytes) -> str:
+        """Run a script that answers with a status. Returns its text, or raises what it says."""
+        if not self._is_checked:
+            self.check()
+        keys = [self._log_key(stream_name), self._meta_key(stream_name)]
+        with self._in_our_words(stream_name):
+            reply: Any = self._scripts[script](keys=keys, args=arguments)
+        status, text = (part.decode() for part in reply)
+        if status != "OK":
+            raise _outcome(status, text, stream_name)
+        return str(text)
+
+    @contextmanager
+    def _in_our_words(self, stream_name: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise ServerUnsuitable(
+                f"Redis at {self._address} refuses this user: {error}. Nothing was lost; "
+                f"check name, password and permissions: it needs the keys {self._prefix}:*."
+            ) from error
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            raise ServerUnavailable(
+                f"Redis at {self._address} cannot be reached: {error} Nothing was lost; events "
+                "wait in PostgreSQL until it is back."
+            ) from error
+        except redis.RedisError as error:
+            raise self._translated(error, stream_name) from error
+
+    def _translated(self, error: redis.RedisError, stream_name: str | None) -> PenstockError:
+        reply = str(error)
+        if isinstance(error, _PASSING) or any(code in reply for code in _PASSING_CODES):
+            return ServerUnavailable(
+                f"Redis at {self._address} accepts nothing for now: {reply} Nothing was lost; "
+                "events wait in PostgreSQL."
+            )
+        if "WRONGTYPE" in reply and stream_name is not None:
+            return HotLogUnusable(
+                f"The key {self._log_key(stream_name)} or its :meta at {self._address} is not "
+                "Penstock's. Nothing was touched; remove it, or set another redis_prefix."
+            )
+        return ServerUnsuitable(f"Redis at {self._address} refuses: {reply}")
+
+
+def _client(url: str, socket_seconds: float) -> redis.Redis:
+    """A client that never repeats a command by itself: the caller knows what is safe."""
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError:
+        raise SettingsError(
+            "redis_url cannot be used. Write redis://user:password@host:port/0, rediss:// for "
+            "TLS, or unix:///path/to/socket"
+        ) from None
+    # Set here, because options in the URL would win over arguments.
+    client.connection_pool.connection_kwargs["socket_timeout"] = socket_seconds
+    client.connection_pool.connection_kwargs["decode_responses"] = False
+    return client
+
+
+def _without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the configured address"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _outcome(status: str, text: str, stream_name: str) -> PenstockError:
+    """What a script refused, as an error."""
+    match status:
+        case "FOREIGN":
+            return StreamForeign(
+                f"The hot log of {stream_name} is written by another database (origin {text}). "
+                "Nothing was touched. A restored copy needs a Redis or a redis_prefix of its own."
+            )
+        case "STALE":
+            return LeaseLost(
+                f"{stream_name} is published in term {text} by another worker. Nothing was lost "
+                "or repeated; this worker lets go of the stream."
+            )
+        case "GAP":
+            return HotLogGap(stream_name, int(text))
+        case "CLOSED":
+            return HotLogClosed(f"The hot log of {stream_name} has to be opened first.")
+    raise AssertionError(f"a script answered {status} {text}")
+
+
+def _parts(entries: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """The batch in pieces that a server takes in one command, each with its offset."""
+    start, size = 0, 0
+    for index, entry in enumerate(entries):
+        if index > start and size + len(entry) > APPEND_BYTES_MAX:
+            yield start, list(entries[start:index])
+            start, size = index, 0
+        size += len(entry)
+    if entries:
+        yield start, list(entries[start:])
+
+
+def _entries(reply: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+    """The entries of one stream, out of either protocol's shape of a reply."""
+    if not reply:
+        return []
+    if isinstance(reply, dict):
+        (pages,) = reply.values()
+        return [entry for page in pages for entry in page]
+    ((_, entries),) = reply
+    return list(entries)
+
+
+def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> tuple[int, bytes]:
+    position, _, sequence = entry_id.partition(b"-")
+    is_ours = sequence == b"0" and len(fields) == 1
+    return int(position), fields.get(FIELD, b"") if is_ours else b""

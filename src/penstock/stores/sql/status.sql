@@ -1,0 +1,69 @@
+-- name: begin
+-- One moment for all questions, and no lock on anybody's work.
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- name: use_indexes
+-- Statistics of an outbox are always stale, and a wrong guess would read the whole log.
+SET LOCAL enable_seqscan = off
+
+-- name: limit_time
+-- Whoever looks must not become the load.
+SET LOCAL statement_timeout = '10s'
+
+-- name: streams
+-- Streams are known from their row or, before a publisher has met them, from what waits.
+-- Counting stops at a limit. There is no ORDER BY id: it would tempt the planner to walk the
+-- primary key through every published event.
+WITH RECURSIVE waiting(stream_name) AS (
+    (SELECT stream_name FROM events.outbox_event WHERE position IS NULL
+      ORDER BY stream_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT o.stream_name FROM events.outbox_event o
+             WHERE o.position IS NULL AND o.stream_name > w.stream_name
+             ORDER BY o.stream_name LIMIT 1)
+      FROM waiting w WHERE w.stream_name IS NOT NULL
+), known(name) AS (
+    SELECT name FROM events.stream
+    UNION
+    SELECT stream_name FROM waiting WHERE stream_name IS NOT NULL
+)
+SELECT known.name, s.origin::text, coalesce(s.head, 0), coalesce(s.published, 0),
+       unnumbered.count,
+       coalesce(floor(extract(epoch FROM clock_timestamp() - unnumbered.oldest) * 1000), 0)::bigint
+  FROM known
+  LEFT JOIN events.stream s ON s.name = known.name
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS count, min(capped.created_at) AS oldest
+         FROM (SELECT o.created_at FROM events.outbox_event o
+                WHERE o.stream_name = known.name AND o.position IS NULL
+                LIMIT %(count_max)s + 1) AS capped
+       ) AS unnumbered
+ ORDER BY known.name
+
+-- name: consumers
+-- The slowest lane of the current epoch speaks for the consumer; before its first lease it stands
+-- just before its start. The next event is one step in the index of positions, over any hole.
+SELECT c.name, c.stream_name, c.start_position, place.checkpoint,
+       floor(extract(epoch FROM clock_timestamp() - next.created_at) * 1000)::bigint
+  FROM events.consumer c
+ CROSS JOIN LATERAL (
+       SELECT coalesce(min(l.checkpoint), c.start_position - 1) AS checkpoint
+         FROM events.stream_lease l
+        WHERE l.stream_name = c.stream_name AND l.epoch = c.epoch
+          AND split_part(l.role, '/', 1) = 'consumer:' || c.name
+       ) AS place
+  LEFT JOIN LATERAL (
+       SELECT o.created_at FROM events.outbox_event o
+        WHERE o.stream_name = c.stream_name AND o.position > place.checkpoint
+        ORDER BY o.position LIMIT 1
+       ) AS next ON true
+ ORDER BY c.name
+
+-- name: leases
+-- A lease that was given back has no end; one that has run out ended before now.
+SELECT stream_name, role, owner_id, term,
+       CASE WHEN isfinite(lease_until)
+            THEN extract(epoch FROM lease_until - clock_timestamp())::float8 END,
+       checkpoint
+  FROM events.stream_lease
+ ORDER BY stream_name, role

@@ -1,0 +1,179 @@
+"""Runs one handler on one event with all the rules of a worker, and no servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from penstock.core.events import Event, RawEvent
+from penstock.core.outgoing import UNSET, Limits, OutgoingEvent, encode_event
+from penstock.core.settings import MEBIBYTE
+from penstock.core.wire import Entry
+from penstock.errors import UsageError
+from penstock.pipeline.context import Context
+from penstock.pipeline.handling import Handling, current_handling
+from penstock.pipeline.sending import peek_pending
+from penstock.pipeline.signature import View, read_signature
+from penstock.stores.guard import Guard
+from penstock.stores.identity import new_event_uuid
+from penstock.stores.worker_connection import guard_session, unguard_session
+
+STREAM = "test"
+ORIGIN = "00000000-0000-7000-8000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """One event that was sent and waits for its transaction's commit."""
+
+    stream_name: str
+    event_type: str
+    version: int
+    key: str | None
+    payload: Any
+    metadata: dict[str, Any]
+    event_uuid: UUID
+
+
+def sent(session: Any) -> list[SentEvent]:
+    """What was sent through a session or connection and is not committed yet, in order."""
+    return [_as_sent(event) for event in peek_pending(session)]
+
+
+def deliver(
+    handler: Callable[..., Any],
+    event: Event | RawEvent,
+    *,
+    session: Any = None,
+    connection: Any = None,
+    stream: str = STREAM,
+    position: int = 1,
+    key: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    attempt: int = 1,
+) -> Any:
+    """Call a handler as a worker would: decoded event, guarded transaction, context.
+
+    Raises what the handler raises; a commit or rollback inside it raises as in production, also
+    where the handler swallows the refusal. An `async def` handler gives an awaitable.
+    """
+    plan = read_signature(handler, getattr(handler, "__name__", "handler"))
+    entry = _entry(event, stream, position, key, metadata)
+    if not plan.names(entry):
+        raise UsageError(
+            f"{plan.function.__name__} does not name {entry.event_type!r}: a worker would "
+            "count the event as skipped. Deliver an event that it handles."
+        )
+    lent = {
+        View.SESSION: session,
+        View.CONNECTION: connection,
+        View.CURSOR: connection.cursor() if connection is not None else None,
+        View.CONTEXT: Context(f"test.{plan.function.__name__}", entry, attempt),
+    }
+    _require_lent(plan.parameters, lent)
+    argument = plan.decode(entry)
+    arguments = [
+        ([argument] if plan.is_batch else argument) if view is None else lent[view]
+        for view in plan.parameters
+    ]
+    if plan.is_async:
+        return _call_async(handler, arguments, session, entry)
+    with _as_worker(session, entry) as guard:
+        result = handler(*arguments)
+        if session is not None:
+            session.flush()
+    _raise_violation(guard)
+    return result
+
+
+async def _call_async(
+    handler: Callable[..., Any], arguments: list[Any], session: Any, entry: Entry
+) -> Any:
+    with _as_worker(session, entry) as guard:
+        result = await handler(*arguments)
+        if session is not None:
+            await session.flush()
+    _raise_violation(guard)
+    return result
+
+
+@contextmanager
+def _as_worker(session: Any, entry: Entry) -> Iterator[Guard]:
+    """The surroundings of a handler: a guarded session and the event that causes what it sends."""
+    guard = Guard()
+    guarded = session.sync_session if isinstance(session, AsyncSession) else session
+    token = current_handling.set(Handling(entry))
+    if guarded is not None:
+        guard_session(guarded, guard)
+    try:
+        with guard.lent():
+            yield guard
+    finally:
+        if guarded is not None:
+            unguard_session(guarded)
+        current_handling.reset(token)
+
+
+def _raise_violation(guard: Guard) -> None:
+    if guard.violation is not None:
+        raise guard.violation
+
+
+def _require_lent(parameters: tuple[View | None, ...], lent: dict[View, Any]) -> None:
+    for view in parameters:
+        if view is not None and lent[view] is None:
+            argument = "session" if view is View.SESSION else "connection"
+            raise UsageError(f"The handler wants a {argument}: deliver(…, {argument}=…).")
+
+
+def _entry(
+    event: Event | RawEvent,
+    stream: str,
+    position: int,
+    key: str | None,
+    metadata: dict[str, Any] | None,
+) -> Entry:
+    """The event as a worker would read it: encoded and decoded again."""
+    outgoing = encode_event(
+        stream,
+        event,
+        event_uuid=new_event_uuid(),
+        limits=Limits(MEBIBYTE, MEBIBYTE),
+        key=UNSET if key is None else key,
+        metadata=metadata,
+    )
+    return Entry(
+        stream_name=stream,
+        position=position,
+        origin=ORIGIN,
+        event_uuid=str(outgoing.event_uuid),
+        event_type=outgoing.event_type,
+        version=outgoing.version,
+        fields=[
+            b"1",
+            str(position).encode(),
+            b"",
+            b"0",
+            orjson.dumps(outgoing.key),
+            outgoing.metadata.encode(),
+        ],
+        payload=outgoing.payload.encode(),
+    )
+
+
+def _as_sent(event: OutgoingEvent) -> SentEvent:
+    return SentEvent(
+        event.stream_name,
+        event.event_type,
+        event.version,
+        event.key,
+        orjson.loads(event.payload),
+        orjson.loads(event.metadata),
+        event.event_uuid,
+    )

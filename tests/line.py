@@ -1,0 +1,423 @@
+"""A whole line for crash tests: real worker processes on real servers, and the books at the end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import redis
+from psycopg import sql
+
+from penstock.core.books import (
+    Books,
+    ConsumerHistory,
+    Effect,
+    History,
+    SentRow,
+    SettledRow,
+    audit,
+)
+from penstock.core.leases import consumer_role
+from penstock.core.wire import encode_entry
+from penstock.stores.configuration import PREFIX
+from penstock.stores.migrations import migrate
+from penstock.telemetry.failpoints import ENVIRONMENT_NAME
+from tests.waiting import wait_until
+from tests.workload import STREAM, TABLES, Journal, Sender, build_pipeline
+
+ROOT = Path(__file__).parent.parent
+CONSUMERS = ("session", "cursor", "coroutine")
+PUBLISHER = "publisher"
+SOON_SECONDS = 30.0
+LOG_TAIL_BYTES = 3000
+
+SETTINGS: Mapping[str, Any] = {
+    "lease_seconds": 1.0,
+    "lease_renew_seconds": 0.3,
+    "publish_batch_size": 20,
+    "poll_seconds": 1.0,
+    "shutdown_seconds": 5.0,
+}
+
+
+class Worker:
+    """A real worker process, which may be killed, stopped and continued."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        return self.process.poll() == -signal.SIGKILL
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, by the kernel's account."""
+        state = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return state.rpartition(")")[2].split()[0] == "T"
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_until_dead(self, seconds: float = SOON_SECONDS) -> None:
+        wait_until(
+            lambda: not self.is_alive, seconds=seconds, what=f"the worker ends:\n{self.tail()}"
+        )
+
+    def wait_until_stopped(self, seconds: float = SOON_SECONDS) -> None:
+        wait_until(
+            lambda: self.is_stopped, seconds=seconds, what=f"the worker stops:\n{self.tail()}"
+        )
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever state it is in."""
+        if self.is_alive:
+            self.process.kill()
+        self.process.wait()
+
+    def tail(self) -> str:
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+class Line:
+    """One database and one hot log with senders, workers and books."""
+
+    def __init__(
+        self, database_url: str, redis_url: str | None, folder: Path, **settings: Any
+    ) -> None:
+        self.database_url = database_url
+        self.redis_url = redis_url
+        self.folder = folder
+        self.settings = {**SETTINGS, **settings}
+        self.workers: list[Worker] = []
+        self._journal_path = folder / "journal"
+        self._journal = Journal(self._journal_path)
+        self._pipeline = build_pipeline(
+            database_url=database_url, redis_url=redis_url, **self.settings
+        )
+        self._sender = Sender(self._pipeline, self._journal, seed=1)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+        self._journal.close()
+
+    # ── sending ───────────────────────────────────────────────────────────────────────────────
+
+    def send(self, transactions: int = 1) -> None:
+        """Send from this process."""
+        for _ in range(transactions):
+            self._sender.send()
+
+    def sender(self, seed: int) -> Sender:
+        """One more sender in this process, for a thread of its own."""
+        return Sender(self._pipeline, self._journal, seed)
+
+    def start_sender(
+        self, transactions: int, *, seed: int = 7, failpoint: str | None = None
+    ) -> Worker:
+        """A sender that is a process."""
+        argv = ["-m", "tests.workload", str(self._journal_path), str(seed), str(transactions)]
+        return self._start([sys.executable, *argv], failpoint, {})
+
+    # ── working ───────────────────────────────────────────────────────────────────────────────
+
+    def start(
+        self,
+        *roles: str,
+        failpoint: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Worker:
+        """A worker process with these roles, which dies or stops at its failpoint."""
+        argv = [sys.executable, "-m", "penstock", "--app", "tests.workload:pipeline", "work"]
+        argv += ["--parent", str(os.getpid())]
+        for role in roles:
+            argv += ["--role", full_role(role)]
+        return self._start(argv, failpoint, environment or {})
+
+    def _start(
+        self, argv: Sequence[str], failpoint: str | None, environment: Mapping[str, str]
+    ) -> Worker:
+        settings = {
+            "database_url": self.database_url,
+            "redis_url": self.redis_url or "none",
+            **self.settings,
+        }
+        world = {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
+        world[ENVIRONMENT_NAME] = failpoint or ""
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        worker = Worker(argv, {**world, **environment}, log)
+        self.workers.append(worker)
+        return worker
+
+    @contextmanager
+    def working(self, *roles: str) -> Iterator[None]:
+        """Workers in a thread of this process while the block lasts: cheap bystanders."""
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                pipeline = build_pipeline(
+                    database_url=self.database_url, redis_url=self.redis_url, **self.settings
+                )
+                pipeline.run_worker(list(map(full_role, roles)), stop)
+            except BaseException as error:  # noqa: BLE001 - handed to the test below
+                failures.append(error)
+
+        thread = threading.Thread(target=work, name=f"working {roles}")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(SOON_SECONDS)
+            assert not thread.is_alive(), f"{roles} do not stop"
+        if failures:
+            raise failures[0]
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            cursor = connection.execute(query.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def value(self, query: str, *parameters: Any) -> Any:
+        (row,) = self.ask(query, *parameters)
+        return row[0]
+
+    def effects(self, consumer: str) -> int:
+        return int(
+            self.value("SELECT count(*) FROM effect WHERE consumer = %s", f"line.{consumer}")
+        )
+
+    def owner(self, role: str) -> tuple[str | None, int]:
+        """Who holds a role now, and in which term."""
+        rows = self.ask(
+            "SELECT CASE WHEN lease_until > clock_timestamp() THEN owner_id END, term"
+            "  FROM events.stream_lease WHERE stream_name = %s AND role = %s",
+            STREAM,
+            lease_role(role),
+        )
+        return (rows[0][0], int(rows[0][1])) if rows else (None, 0)
+
+    def is_held(self, role: str) -> bool:
+        return self.owner(role)[0] is not None
+
+    def client(self) -> redis.Redis:
+        assert self.redis_url is not None
+        return redis.Redis.from_url(self.redis_url, protocol=2)
+
+    # ── the books ─────────────────────────────────────────────────────────────────────────────
+
+    def history(self, consumers: Sequence[str] = CONSUMERS) -> History:
+        """What everybody wrote down, in one snapshot."""
+        tried, known, refused = self._beliefs()
+        with psycopg.connect(self.database_url) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            rows = connection.execute(
+                "SELECT event_uuid::text, key, (payload ->> 'number')::bigint, position"
+                "  FROM events.outbox_event WHERE stream_name = %s",
+                (STREAM,),
+            ).fetchall()
+            head = connection.execute(
+                "SELECT coalesce(max(head), 0) FROM events.stream WHERE name = %s", (STREAM,)
+            ).fetchone()
+            assert head is not None
+            return History(
+                acknowledged=frozenset(known),
+                refused=frozenset(refused),
+                unknown=frozenset(tried - known - refused),
+                outbox=tuple(SentRow(*row) for row in rows),
+                head=head[0],
+                consumers=tuple(_consumer_history(connection, name) for name in consumers),
+            )
+
+    def books(self, consumers: Sequence[str] = CONSUMERS) -> Books:
+        return audit(self.history(consumers))
+
+    def _beliefs(self) -> tuple[set[str], set[str], set[str]]:
+        beliefs: dict[str, set[str]] = {"T": set(), "K": set(), "R": set()}
+        for line in self._journal_path.read_text().splitlines():
+            what, *uuids = line.split()
+            beliefs[what].update(uuids)
+        return beliefs["T"], beliefs["K"], beliefs["R"]
+
+    def wait_until_handled(
+        self, consumers: Sequence[str] = CONSUMERS, seconds: float = SOON_SECONDS
+    ) -> None:
+        """Everything that is in the outbox is numbered and settled by these consumers."""
+
+        def is_done() -> bool:
+            rows = self.ask(
+                "SELECT count(*) FILTER (WHERE position IS NULL), coalesce(max(position), 0)"
+                "  FROM events.outbox_event"
+            )
+            unnumbered, head = rows[0]
+            done = self.ask(
+                "SELECT count(*) FROM events.stream_lease"
+                " WHERE role = ANY(%s) AND checkpoint >= %s",
+                [lease_role(name) for name in consumers],
+                head,
+            )
+            return bool(unnumbered == 0 and done[0][0] == len(consumers))
+
+        wait_until(is_done, seconds=seconds, what="everything is handled")
+
+    def close_books(
+        self, consumers: Sequence[str] = CONSUMERS, seconds: float = SOON_SECONDS
+    ) -> Books:
+        """Wait until all is handled, then demand that the books balance with nothing pending."""
+        self.wait_until_handled(consumers, seconds)
+        books = self.books(consumers)
+        assert books.balance, str(books)
+        assert books.pending == 0, str(books)
+        assert books.sent > 0, "nothing was sent: the test shows nothing"
+        return books
+
+    def hot_log_faults(self) -> list[str]:
+        """How the hot log differs from the outbox, entry by entry; empty: not at all."""
+        expected = {
+            f"{position}-0": encode_entry(body)
+            for position, body in self.ask(
+                "SELECT o.position, events.entry(o, s.origin) FROM events.outbox_event o"
+                "  JOIN events.stream s ON s.name = o.stream_name WHERE o.position IS NOT NULL"
+            )
+        }
+        with closing(self.client()) as client:
+            found: Any = client.xrange(f"penstock:{{{STREAM}}}:log")
+        entries = {entry_id.decode(): fields.get(b"e") for entry_id, fields in found}
+        first = min((int(entry_id.split("-")[0]) for entry_id in entries), default=0)
+        head = len(expected)
+        faults = [
+            f"{position}-0 is missing"
+            for position in range(first, head + 1)
+            if f"{position}-0" not in entries
+        ]
+        faults += [
+            f"{entry_id} differs from the outbox"
+            for entry_id, entry in entries.items()
+            if expected.get(entry_id) != entry
+        ]
+        return faults if entries else ["the hot log is empty"]
+
+    def wait_until_hot_log_follows(self) -> None:
+        """The hot log holds, byte by byte, what the outbox holds."""
+        wait_until(
+            lambda: not self.hot_log_faults(),
+            seconds=SOON_SECONDS,
+            what="the hot log equals the outbox",
+        )
+
+
+def _consumer_history(connection: psycopg.Connection[Any], name: str) -> ConsumerHistory:
+    full_name = f"line.{name}"
+    effects = connection.execute(
+        "SELECT event_uuid::text, account, of_account FROM effect"
+        " WHERE consumer = %s ORDER BY number",
+        (full_name,),
+    ).fetchall()
+    settled = connection.execute(
+        "SELECT event_uuid::text, position, outcome FROM events.processed_event"
+        " WHERE consumer = %s",
+        (full_name,),
+    ).fetchall()
+    lease = connection.execute(
+        "SELECT checkpoint FROM events.stream_lease WHERE stream_name = %s AND role = %s",
+        (STREAM, consumer_role(full_name)),
+    ).fetchone()
+    return ConsumerHistory(
+        name=name,
+        effects=tuple(Effect(*row) for row in effects),
+        settled=tuple(SettledRow(*row) for row in settled),
+        checkpoint=lease[0] if lease else 0,
+    )
+
+
+def full_role(role: str) -> str:
+    """The role as a worker's command line wants it."""
+    return f"consumer:{role}" if role in CONSUMERS else role
+
+
+def lease_role(role: str) -> str:
+    """The role as the lease table has it."""
+    return consumer_role(f"line.{role}") if role in CONSUMERS else role
+
+
+# ── databases ──────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def workload_template(admin_url: str) -> Iterator[str]:
+    """The name of a migrated database with the workload's tables, to be copied."""
+    name = f"line_template_{secrets.token_hex(4)}"
+    _administer(admin_url, "CREATE DATABASE {}", name)
+    try:
+        url = _database_of(admin_url, name)
+        migrate(url)
+        create_tables(url)
+        yield name
+    finally:
+        _administer(admin_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@contextmanager
+def copied_database(admin_url: str, template: str) -> Iterator[str]:
+    """The URL of a fresh copy, dropped afterwards."""
+    name = f"line_{secrets.token_hex(6)}"
+    _administer(admin_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
+    try:
+        yield _database_of(admin_url, name)
+    finally:
+        _administer(admin_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+def create_tables(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute(TABLES.encode())
+
+
+@contextmanager
+def running_line(
+    database_url: str, redis_url: str | None, folder: Path, **settings: Any
+) -> Iterator[Line]:
+    line = Line(database_url, redis_url, folder, **settings)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def _administer(url: str, statement: str, *names: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+def _database_of(url: str, name: str) -> str:
+    return urlsplit(url)._replace(path=f"/{name}").geturl()

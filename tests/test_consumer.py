@@ -1,0 +1,531 @@
+"""The consumer: one transaction per batch, each event once, nothing of a batch that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock.core.events import Event, StreamEvent
+from penstock.errors import LeaseLost, RegistrationError, RetryableError
+from penstock.pipeline.context import Context
+from penstock.telemetry import signals
+from penstock.telemetry.bus import subscribe, unsubscribe
+from tests.bench_of_one import Workbench, run_until_idle
+
+
+class Placed(Event, type="placed", version=1):
+    n: int
+
+
+class Cancelled(Event, type="cancelled", version=1):
+    n: int
+
+
+@pytest.fixture
+def bench(database_url: str, redis_url: str) -> Iterator[Workbench]:
+    bench = Workbench(database_url, redis_url)
+    bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")
+    yield bench
+    bench.close()
+
+
+def write_effect(event: StreamEvent[Any], session: Session) -> None:
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.payload["n"]})
+
+
+@contextmanager
+def heard(signal_type: type[signals.Signal]) -> Iterator[list[Any]]:
+    """The signals of one type that are emitted meanwhile."""
+    found: list[Any] = []
+    subscribe(signal_type, found.append)
+    try:
+        yield found
+    finally:
+        unsubscribe(found.append)
+
+
+def effects(bench: Workbench) -> list[Any]:
+    return bench.rows("SELECT n FROM effect ORDER BY serial")
+
+
+def test_a_batch_is_handled_in_order_in_one_transaction(bench: Workbench) -> None:
+    bench.send(7)
+    bench.publish()
+    with heard(signals.BatchCommitted) as commits:
+        run_until_idle(bench.consumer(write_effect))
+    assert effects(bench) == [1, 2, 3, 4, 5, 6, 7]
+    assert bench.checkpoint() == 7
+    assert bench.settled() == [(n, "handled") for n in range(1, 8)]
+    assert [(c.first, c.last) for c in commits] == [(1, 7)]
+
+
+def on_psycopg_connection(event: Placed, connection: psycopg.Connection[Any]) -> None:
+    connection.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+
+
+def on_psycopg_cursor(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+    cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+
+
+def reading_back(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+    cursor.execute("INSERT INTO effect (n) VALUES (%s) RETURNING n", (event.n,))
+    assert cursor.fetchone() == (event.n,)
+
+
+def in_lists(events: list[Placed], connection: psycopg.Connection[Any]) -> None:
+    with connection.cursor().copy("COPY effect (n) FROM STDIN") as copy:
+        for event in events:
+            copy.write_row((event.n,))
+
+
+def copying_each(event: Placed, connection: psycopg.Connection[Any]) -> None:
+    with connection.cursor().copy("COPY effect (n) FROM STDIN") as copy:
+        copy.write_row((event.n,))
+
+
+def wrapped(event: StreamEvent[Placed], session: Session) -> None:
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.payload.n})
+
+
+def of_either_kind(event: Placed | Cancelled, session: Session) -> None:
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+
+
+def with_context(context: Context, event: Placed, session: Session) -> None:
+    assert context.event.payload == {"n": event.n}
+    assert context.attempt == 1
+    assert not context.is_replay
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+
+
+def in_a_savepoint(event: Placed, session: Session) -> None:
+    with session.begin_nested():
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+
+
+async def asynchronously(event: Placed, session: AsyncSession) -> None:
+    await session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+
+
+async def asynchronously_on_psycopg(event: Placed, cursor: psycopg.AsyncCursor[Any]) -> None:
+    await cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        write_effect,
+        on_psycopg_connection,
+        on_psycopg_cursor,
+        reading_back,
+        in_lists,
+        copying_each,
+        wrapped,
+        of_either_kind,
+        with_context,
+        in_a_savepoint,
+        asynchronously,
+        asynchronously_on_psycopg,
+    ],
+)
+def test_every_signature_handles_each_event_once(bench: Workbench, handler: Any) -> None:
+    bench.send(25)
+    bench.publish()
+    run_until_idle(bench.consumer(handler, batch_size=10))
+    assert effects(bench) == list(range(1, 26))
+    assert bench.checkpoint() == 25
+
+
+def test_types_that_a_handler_does_not_name_pass_by_as_skipped(bench: Workbench) -> None:
+    bench.send(2)
+    bench.send(1, event_type="cancelled")
+    bench.publish()
+    run_until_idle(bench.consumer(on_psycopg_cursor))
+    assert bench.settled() == [(1, "handled"), (2, "handled"), (3, "skipped")]
+    assert bench.checkpoint() == 3
+
+
+def test_a_consumer_that_must_understand_everything_waits_at_an_unknown_type(
+    bench: Workbench,
+) -> None:
+    bench.send(1)
+    bench.send(1, event_type="cancelled")
+    bench.publish()
+    consumer = bench.consumer(on_psycopg_cursor, on_unknown="block")
+    with heard(signals.EventFailed) as failures:
+        for _ in range(6):
+            consumer.step()
+    assert bench.checkpoint() == 1
+    assert "cancelled" in failures[0].error
+
+
+def test_an_unknown_version_is_waited_for(bench: Workbench) -> None:
+    bench.connection.execute("""SELECT events.send('orders', 'placed', '{"n": 1}', version => 9)""")
+    bench.publish()
+    consumer = bench.consumer(on_psycopg_cursor)
+    with heard(signals.EventFailed) as failures:
+        consumer.step()
+    assert "has version 9" in failures[0].error
+    assert bench.checkpoint() == 0
+
+
+def test_an_event_that_was_settled_before_is_not_handled_again(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    bench.connection.execute(
+        "INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)"
+        " SELECT 'test.consumer', event_uuid, position, 'handled'"
+        "   FROM events.outbox_event WHERE position = 2"
+    )
+    run_until_idle(bench.consumer(write_effect))
+    assert effects(bench) == [1, 3]
+    assert bench.checkpoint() == 3
+
+
+def test_another_consumer_of_the_stream_sees_everything_too(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    run_until_idle(bench.consumer(write_effect, name="first"))
+    run_until_idle(bench.consumer(write_effect, name="second"))
+    assert effects(bench) == [1, 2, 3, 1, 2, 3]
+
+
+# ── failures ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Moody:
+    """Fails on one event until it is told to stop; notes which batches it was shown."""
+
+    def __init__(self, bad: int, error: Exception) -> None:
+        self.bad: int | None = bad
+        self.error = error
+
+    def on_session(self, event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        if event.n == self.bad:
+            raise self.error
+
+    def on_cursor(self, event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+        if event.n == self.bad:
+            cursor.execute("SELECT 1/0")
+
+    def on_list(self, events: list[Placed], session: Session) -> None:
+        for event in events:
+            self.on_session(event, session)
+
+    async def on_async(self, event: Placed, session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        if event.n == self.bad:
+            raise self.error
+
+
+@pytest.mark.parametrize("shape", ["on_session", "on_cursor", "on_list", "on_async"])
+def test_a_failing_event_waits_in_place_and_keeps_order(bench: Workbench, shape: str) -> None:
+    bench.send(9)
+    bench.publish()
+    moody = Moody(5, ValueError("not today"))
+    consumer = bench.consumer(getattr(moody, shape))
+    with heard(signals.EventFailed) as failures:
+        while not failures:
+            consumer.step()
+        assert effects(bench) == [1, 2, 3, 4]
+        assert bench.checkpoint() == 4
+        assert failures[0].position == 5
+        consumer.step()
+        assert [failure.attempt for failure in failures] == [1, 2]
+    moody.bad = None
+    run_until_idle(consumer)
+    assert effects(bench) == list(range(1, 10))
+    assert bench.checkpoint() == 9
+
+
+def test_events_before_and_after_the_failing_one_stay_batches(bench: Workbench) -> None:
+    bench.send(9)
+    bench.publish()
+    moody = Moody(5, ValueError("not today"))
+    consumer = bench.consumer(moody.on_session)
+    with heard(signals.BatchCommitted) as commits:
+        with heard(signals.EventFailed) as failures:
+            while not failures:
+                consumer.step()
+        moody.bad = None
+        run_until_idle(consumer)
+    assert [(c.first, c.last) for c in commits] == [(1, 4), (5, 5), (6, 9)]
+
+
+def test_a_commit_that_fails_is_tracked_down_one_by_one(bench: Workbench) -> None:
+    bench.connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'not this one'; END $$;"
+        " CREATE CONSTRAINT TRIGGER late AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW WHEN (NEW.n = 4) EXECUTE FUNCTION refuse()"
+    )
+    bench.send(6)
+    bench.publish()
+    consumer = bench.consumer(write_effect)
+    with heard(signals.EventFailed) as failures:
+        while not failures:
+            consumer.step()
+    assert failures[0].position == 4
+    assert effects(bench) == [1, 2, 3]
+
+
+def test_a_handler_decides_how_long_to_wait(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1, RetryableError("busy", after_seconds=42))
+    consumer = bench.consumer(moody.on_session)
+    assert consumer.step().pause_seconds == 42
+
+
+def test_an_error_whose_text_fails_is_survived(bench: Workbench) -> None:
+    class Nasty(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(Moody(1, Nasty()).on_session)
+    with heard(signals.EventFailed) as failures:
+        consumer.step()
+    assert "Nasty" in failures[0].error
+
+
+def test_a_payload_that_does_not_fit_names_the_field_and_not_the_value(bench: Workbench) -> None:
+    bench.connection.execute("""SELECT events.send('orders', 'placed', '{"n": "s3cret"}')""")
+    bench.publish()
+    consumer = bench.consumer(on_psycopg_cursor)
+    with heard(signals.EventFailed) as failures:
+        consumer.step()
+    assert "n: " in failures[0].error
+    assert "s3cret" not in failures[0].error
+
+
+def test_a_deadlock_costs_no_attempt(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(Moody(1, psycopg.errors.DeadlockDetected("nobody")).on_session)
+    with heard(signals.EventFailed) as failures:
+        for _ in range(20):
+            consumer.step()
+        assert failures == []
+        consumer.step()
+        assert len(failures) == 1
+
+
+def test_a_batch_ends_between_events_when_its_time_is_over(bench: Workbench) -> None:
+    bench.send(5)
+    bench.publish()
+    with heard(signals.BatchCommitted) as commits:
+        run_until_idle(bench.consumer(write_effect, batch_seconds=1e-9))
+    assert [(c.first, c.last) for c in commits] == [(n, n) for n in range(1, 6)]
+    assert bench.settled() == [(n, "handled") for n in range(1, 6)]
+
+
+def test_a_batch_ends_between_events_when_the_worker_shall_stop(bench: Workbench) -> None:
+    stop = threading.Event()
+
+    def stopping(event: Placed, session: Session) -> None:
+        write = text("INSERT INTO effect (n) VALUES (:n)")
+        session.execute(write, {"n": event.n})
+        if event.n == 2:
+            stop.set()
+
+    bench.send(5)
+    bench.publish()
+    bench.consumer(stopping, stop=stop).step()
+    assert effects(bench) == [1, 2]
+    assert bench.checkpoint() == 2
+    assert bench.settled() == [(1, "handled"), (2, "handled")]
+
+
+def test_around_is_entered_for_each_batch(bench: Workbench) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    bench.send(3)
+    bench.publish()
+    run_until_idle(bench.consumer(write_effect, around=around, batch_size=2))
+    assert entered == ["in", "out", "in", "out"]
+
+
+# ── gaps ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_key(client: redis.Redis) -> str:
+    (key,) = [key for key in client.keys("*log*")]
+    return str(key.decode())
+
+
+@pytest.mark.parametrize("damage", ["first", "middle", "last", "all", "foreign", "forged"])
+def test_what_the_hot_log_lacks_comes_from_the_outbox(
+    bench: Workbench, redis_url: str, damage: str
+) -> None:
+    bench.send(10)
+    bench.publish()
+    client = redis.Redis.from_url(redis_url)
+    key = log_key(client)
+    match damage:
+        case "first":
+            client.xdel(key, "1-0", "2-0")
+        case "middle":
+            client.xdel(key, "5-0")
+        case "last":
+            client.xdel(key, "9-0", "10-0")
+        case "all":
+            client.flushdb()
+        case "foreign":
+            client.xadd(key, {"hello": "world"})
+        case "forged":
+            client.delete(key)
+            client.xadd(key, {"e": "1 - -\nnonsense"}, id="1-0")
+    client.close()
+    consumer = bench.consumer(write_effect)
+    while bench.checkpoint() < 10:
+        if consumer.step().is_idle:
+            consumer.wait(threading.Event())
+    assert effects(bench) == list(range(1, 11))
+
+
+def test_a_position_in_no_tier_blocks_and_is_never_skipped(
+    bench: Workbench, redis_url: str
+) -> None:
+    bench.send(3)
+    bench.publish()
+    with redis.Redis.from_url(redis_url) as client:
+        client.xdel(log_key(client), "2-0")
+    bench.connection.execute("DELETE FROM events.outbox_event WHERE position = 2")
+    consumer = bench.consumer(write_effect)
+    with heard(signals.ConsumerBlocked) as blocked:
+        for _ in range(4):
+            consumer.step()
+    assert effects(bench) == [1]
+    assert [signal.position for signal in blocked] == [2]
+
+
+def test_without_redis_postgresql_serves_the_reads(database_url: str) -> None:
+    bench = Workbench(database_url, None)
+    bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")
+    bench.send(10)
+    bench.publish()
+    run_until_idle(bench.consumer(write_effect, batch_size=4))
+    assert effects(bench) == list(range(1, 11))
+    bench.close()
+
+
+# ── where it starts, who it is ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("start", "handled"), [("earliest", [1, 2, 3, 4]), ("latest", []), (3, [3, 4])]
+)
+def test_a_new_consumer_starts_where_it_says(
+    bench: Workbench, start: Any, handled: list[int]
+) -> None:
+    bench.send(4)
+    bench.publish()
+    run_until_idle(bench.consumer(write_effect, start=start))
+    assert effects(bench) == handled
+
+
+def test_a_known_consumer_goes_on_where_it_was(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+    first = bench.consumer(write_effect)
+    run_until_idle(first)
+    first.close()
+    bench.send(2)
+    bench.publish()
+    run_until_idle(bench.consumer(write_effect, start="latest"))
+    assert effects(bench) == [1, 2, 1, 2]
+
+
+def test_a_consumer_cannot_change_its_stream(bench: Workbench) -> None:
+    bench.consumer(write_effect)
+    with pytest.raises(RegistrationError, match="reads 'orders' according to the database"):
+        bench.consumer(write_effect, stream_name="invoices")
+
+
+# ── leases ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_only_the_holder_of_the_lease_works(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+    holder = bench.consumer(write_effect)
+    rival = bench.consumer(write_effect)
+    run_until_idle(holder)
+    assert rival.step().pause_seconds > 0
+    holder.close()
+    assert rival.step().is_idle
+    assert effects(bench) == [1, 2]
+
+
+@pytest.mark.parametrize("shape", ["session", "cursor", "async"])
+def test_a_worker_whose_lease_was_taken_commits_nothing(bench: Workbench, shape: str) -> None:
+    def take_the_lease() -> None:
+        bench.connection.execute(
+            "UPDATE events.stream_lease SET owner_id = 'rival', term = term + 1"
+            " WHERE role = 'consumer:test.consumer'"
+        )
+
+    def on_session(event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        take_the_lease()
+
+    def on_cursor(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+        take_the_lease()
+
+    async def on_async(event: Placed, session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        take_the_lease()
+
+    bench.send(3)
+    bench.publish()
+    handlers: dict[str, Any] = {"session": on_session, "cursor": on_cursor, "async": on_async}
+    consumer = bench.consumer(handlers[shape])
+    with pytest.raises(LeaseLost):
+        consumer.step()
+    assert effects(bench) == []
+    assert bench.settled() == []
+    assert bench.checkpoint() == 0
+
+
+def test_a_checkpoint_that_moved_meanwhile_refuses_the_commit(bench: Workbench) -> None:
+    def meddling(event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        bench.connection.execute("UPDATE events.stream_lease SET checkpoint = 7")
+
+    bench.send(3)
+    bench.publish()
+    with pytest.raises(LeaseLost):
+        bench.consumer(meddling).step()
+    assert effects(bench) == []
+
+
+def test_an_expired_lease_refuses_the_commit_even_if_nobody_took_it(bench: Workbench) -> None:
+    def slow(event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        bench.connection.execute("UPDATE events.stream_lease SET lease_until = '-infinity'")
+
+    bench.send(1)
+    bench.publish()
+    with pytest.raises(LeaseLost):
+        bench.consumer(slow).step()
+    assert effects(bench) == []

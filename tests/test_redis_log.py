@@ -1,0 +1,371 @@
+"""The hot log in Redis: positions once, in order, by the current term of one database only."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.errors import (
+    LeaseLost,
+    ServerUnavailable,
+    ServerUnsuitable,
+    SettingsError,
+    StreamForeign,
+)
+from penstock.stores import redis_log
+from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.redis_log import RedisLog
+from penstock.stores.servers import EmbeddedValkey
+from tests.publishing import hot_ids, ids, log_key
+from tests.waiting import wait_until
+
+HERE = "11111111-1111-1111-1111-111111111111"
+ELSEWHERE = "22222222-2222-2222-2222-222222222222"
+MEBIBYTE = 1024 * 1024
+
+
+@pytest.fixture
+def log(redis_url: str) -> Iterator[RedisLog]:
+    with closing(RedisLog(redis_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with closing(redis.Redis.from_url(redis_url)) as opened:
+        yield opened
+
+
+def bodies(first: int, last: int) -> list[bytes]:
+    return [b"entry %d" % position for position in range(first, last + 1)]
+
+
+def append(log: RedisLog, first: int, last: int, *, term: int = 1, origin: str = HERE) -> int:
+    return log.append("orders", origin=origin, term=term, first=first, entries=bodies(first, last))
+
+
+def open_log(log: RedisLog, *, term: int = 1, base: int = 0, origin: str = HERE) -> int | None:
+    return log.open("orders", origin=origin, term=term, base=base)
+
+
+def read_all(log: RedisLog, after: int = 0) -> list[tuple[int, bytes]]:
+    return log.read("orders", after=after, count=1000, wait_seconds=0.0)
+
+
+# ── appending ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_appended_is_read_back_under_its_position(log: RedisLog) -> None:
+    assert open_log(log) is None
+    assert append(log, 1, 3) == 3
+    assert read_all(log) == list(enumerate(bodies(1, 3), 1))
+    assert read_all(log, after=2) == [(3, b"entry 3")]
+    assert log.last("orders") == 3
+
+
+def test_appending_the_same_batch_again_changes_nothing(log: RedisLog) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    assert append(log, 1, 5) == 5
+    assert read_all(log) == list(enumerate(bodies(1, 5), 1))
+
+
+def test_a_batch_that_overlaps_adds_only_what_is_missing(log: RedisLog) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    assert append(log, 3, 8) == 8
+    assert read_all(log) == list(enumerate(bodies(1, 8), 1))
+
+
+def test_a_batch_that_would_leave_a_gap_is_refused(log: RedisLog) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    with pytest.raises(HotLogGap) as refused:
+        append(log, 7, 9)
+    assert refused.value.last == 5
+    assert log.last("orders") == 5
+
+
+def test_an_empty_log_starts_at_its_base_and_nowhere_else(log: RedisLog) -> None:
+    assert open_log(log, base=10) is None
+    for first in (1, 10, 12):
+        with pytest.raises(HotLogClosed):
+            append(log, first, first)
+    assert append(log, 11, 12) == 12
+
+
+def test_a_flushed_log_has_to_be_opened_again(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    client.flushdb()
+    with pytest.raises(HotLogClosed):
+        append(log, 6, 7)
+    assert log.last("orders") is None
+
+
+def test_a_log_that_went_back_to_an_older_term_has_to_be_opened_again(
+    log: RedisLog, client: Any
+) -> None:
+    open_log(log, term=2)
+    client.hset("penstock:{orders}:meta", "term", 1)
+    with pytest.raises(HotLogClosed):
+        append(log, 1, 1, term=2)
+
+
+def test_a_tail_removed_by_hand_is_noticed_and_can_be_filled_again(
+    log: RedisLog, client: Any
+) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    client.xdel(log_key("orders"), "5-0")
+    with pytest.raises(HotLogClosed):
+        append(log, 5, 6)
+    assert open_log(log, base=2) is None
+    assert append(log, 3, 6) == 6
+
+
+def test_a_log_trimmed_to_nothing_can_be_filled_again(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    client.xtrim(log_key("orders"), maxlen=0, approximate=False)
+    with pytest.raises(HotLogClosed):
+        append(log, 6, 6)
+    assert open_log(log, base=3) is None
+    assert append(log, 4, 6) == 6
+
+
+def test_a_log_is_kept_near_its_length_limit(redis_url: str) -> None:
+    with closing(RedisLog(redis_url, length_max=100)) as log:
+        open_log(log)
+        append(log, 1, 1000)
+        assert len(hot_ids(redis_url, "orders")) < 400
+        assert log.last("orders") == 1000
+
+
+# ── terms and origins ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_term_that_is_over_is_refused(log: RedisLog) -> None:
+    open_log(log, term=1)
+    append(log, 1, 3, term=1)
+    assert open_log(log, term=2) == 3
+    for late in (lambda: append(log, 4, 5, term=1), lambda: open_log(log, term=1)):
+        with pytest.raises(LeaseLost):
+            late()
+    with pytest.raises(LeaseLost):
+        log.restart("orders", origin=HERE, term=1, base=0)
+    assert log.last("orders") == 3
+
+
+def test_a_paused_publisher_that_wakes_late_does_no_harm(log: RedisLog, redis_url: str) -> None:
+    open_log(log, term=1)
+    append(log, 1, 5, term=1)
+    with closing(RedisLog(redis_url)) as successor:
+        open_log(successor, term=2)
+        append(successor, 1, 10, term=2)
+        with pytest.raises(LeaseLost):
+            append(log, 1, 5, term=1)
+        append(successor, 11, 12, term=2)
+    assert hot_ids(redis_url, "orders") == ids(1, 12)
+
+
+def test_another_database_may_not_write_the_log(log: RedisLog) -> None:
+    open_log(log)
+    append(log, 1, 2)
+    for foreign in (
+        lambda: open_log(log, term=9, origin=ELSEWHERE),
+        lambda: append(log, 3, 3, term=9, origin=ELSEWHERE),
+    ):
+        with pytest.raises(StreamForeign, match=HERE):
+            foreign()
+    assert log.last("orders") == 2
+
+
+def test_a_key_that_is_something_else_concerns_one_stream_only(log: RedisLog, client: Any) -> None:
+    client.set(log_key("orders"), "mine")
+    with pytest.raises(HotLogUnusable, match="orders"):
+        open_log(log)
+    assert log.open("other", origin=HERE, term=1, base=0) is None
+
+
+# ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_read_waits_for_the_next_entry(redis_url: str, client: Any, protocol: int) -> None:
+    found: list[tuple[int, bytes]] = []
+    with (
+        closing(RedisLog(f"{redis_url}?protocol={protocol}")) as log,
+        closing(RedisLog(redis_url)) as writer,
+    ):
+        open_log(writer)
+        reader = threading.Thread(
+            target=lambda: found.extend(
+                log.read("orders", after=0, count=10, wait_seconds=redis_log.WAIT_SECONDS_MAX)
+            )
+        )
+        reader.start()
+        wait_until(
+            lambda: any(c["cmd"] == "xread" and "b" in c["flags"] for c in client.client_list()),
+            seconds=5,
+            what="the reader blocks",
+        )
+        append(writer, 1, 1)
+        reader.join(timeout=10)
+    assert found == [(1, b"entry 1")]
+
+
+def test_a_read_in_vain_returns_after_its_time(log: RedisLog) -> None:
+    assert log.read("orders", after=0, count=10, wait_seconds=0.0) == []
+    assert log.read("orders", after=0, count=10, wait_seconds=0.01) == []
+
+
+def test_entries_that_are_not_ours_are_read_as_malformed(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    append(log, 1, 1)
+    client.xadd(log_key("orders"), {"e": "x"}, id="1-5")
+    client.xadd(log_key("orders"), {"other": "x"}, id="2-0")
+    client.xadd(log_key("orders"), {"e": "x", "other": "x"}, id="3-0")
+    assert read_all(log) == [(1, b"entry 1"), (1, b""), (2, b""), (3, b"")]
+
+
+def test_trimming_never_removes_the_last_entry(log: RedisLog) -> None:
+    open_log(log)
+    append(log, 1, 5)
+    assert log.trim("orders", through=2) == 2
+    assert log.trim("orders", through=99) == 2
+    assert read_all(log) == [(5, b"entry 5")]
+    assert log.trim("empty", through=9) == 0
+
+
+# ── servers in trouble ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_a_server_out_of_memory_leaves_a_beginning_and_never_a_gap(tmp_path: Path) -> None:
+    entries = [bytes(MEBIBYTE)] * 40
+    with (
+        EmbeddedValkey(tmp_path, settings={"maxmemory": "20mb"}) as valkey,
+        closing(RedisLog(valkey.url)) as log,
+        closing(redis.Redis.from_url(valkey.url)) as client,
+    ):
+        open_log(log)
+        with pytest.raises(ServerUnavailable, match="Nothing was lost"):
+            log.append("orders", origin=HERE, term=1, first=1, entries=entries)
+        there = log.last("orders")
+        assert there is not None
+        assert 0 < there < 40
+        client.config_set("maxmemory", "0")
+        assert log.append("orders", origin=HERE, term=1, first=1, entries=entries) == 40
+        assert hot_ids(valkey.url, "orders") == ids(1, 40)
+
+
+@pytest.mark.slow
+def test_a_restarted_server_is_used_again_and_learns_the_scripts_anew(tmp_path: Path) -> None:
+    valkey = EmbeddedValkey(tmp_path, persistence="none")
+    with valkey, closing(RedisLog(valkey.url)) as log:
+        open_log(log)
+        append(log, 1, 2)
+        valkey.crash()
+        with pytest.raises(ServerUnavailable):
+            append(log, 3, 3)
+        valkey.start()
+        with pytest.raises(HotLogClosed):
+            append(log, 3, 3)
+        assert open_log(log, base=2) is None
+        assert append(log, 3, 3) == 3
+
+
+@pytest.mark.slow
+def test_a_replica_a_wrong_password_and_a_forbidden_key_are_told_apart(tmp_path: Path) -> None:
+    with (
+        EmbeddedValkey(tmp_path, persistence="none") as valkey,
+        closing(RedisLog(valkey.url.replace("//", "//penstock:hush@"))) as log,
+        closing(RedisLog(valkey.url.replace("//", "//penstock:canary@"))) as wrong,
+        closing(RedisLog(valkey.url.replace("//", "//narrow:pw@"))) as narrow,
+        closing(redis.Redis.from_url(valkey.url)) as client,
+    ):
+        client.execute_command("ACL SETUSER penstock on >hush ~* &* +@all")
+        client.execute_command("ACL SETUSER narrow on >pw ~other:* +@all")
+        open_log(log)
+        with pytest.raises(ServerUnsuitable) as refused:
+            open_log(wrong)
+        assert "canary" not in str(refused.value)
+        with pytest.raises(ServerUnsuitable, match="penstock:"):
+            open_log(narrow)
+        client.replicaof("127.0.0.1", "1")
+        with pytest.raises(ServerUnavailable):
+            append(log, 1, 1)
+
+
+def test_an_unreachable_server_is_named_without_its_password() -> None:
+    log = RedisLog("redis://user:canary@127.0.0.1:1/0?password=canary")
+    with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1") as refused:
+        log.last("orders")
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "redis://canary@h:port", "http://canary@h"])
+def test_an_address_that_cannot_be_used_is_a_settings_error(url: str) -> None:
+    with pytest.raises(SettingsError, match="redis://") as refused:
+        RedisLog(url)
+    assert "canary" not in str(refused.value)
+
+
+def test_a_server_that_is_too_old_is_named_with_its_version() -> None:
+    with (
+        fake_server(b"redis_version:5.0.7\r\n") as (url, _),
+        closing(RedisLog(url)) as log,
+        pytest.raises(ServerUnsuitable, match=r"5\.0\.7"),
+    ):
+        open_log(log)
+
+
+def test_a_command_whose_reply_is_cut_is_not_repeated() -> None:
+    with (
+        fake_server(b"redis_version:7.0.0\r\n") as (url, commands),
+        closing(RedisLog(url)) as log,
+        pytest.raises(ServerUnavailable),
+    ):
+        open_log(log)
+    assert commands.count(b"EVALSHA") == 1
+
+
+@contextmanager
+def fake_server(server_lines: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that tells its version, agrees to any greeting, and hangs up on scripts."""
+    commands: list[bytes] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while line := self.rfile.readline():
+                words = [self._word() for _ in range(int(line[1:]))]
+                commands.append(words[0].upper())
+                if words[0].upper() == b"EVALSHA":
+                    return
+                if words[0].upper() == b"INFO":
+                    self.wfile.write(b"$%d\r\n%s\r\n" % (len(server_lines), server_lines))
+                elif words[0].upper() == b"HELLO":
+                    self.wfile.write(b"-ERR unknown command\r\n")
+                else:
+                    self.wfile.write(b"+OK\r\n")
+
+        def _word(self) -> bytes:
+            size = int(self.rfile.readline()[1:])
+            return self.rfile.read(size + 2)[:size]
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            yield f"redis://127.0.0.1:{server.server_address[1]}?protocol=2", commands
+        finally:
+            server.shutdown()
