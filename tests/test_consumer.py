@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from penstock.core.events import Event, StreamEvent
 from penstock.errors import LeaseLost, RegistrationError, RetryableError
 from penstock.pipeline.context import Context
+from penstock.pipeline.sending import Sender
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
@@ -529,3 +530,66 @@ def test_an_expired_lease_refuses_the_commit_even_if_nobody_took_it(bench: Workb
     with pytest.raises(LeaseLost):
         bench.consumer(slow).step()
     assert effects(bench) == []
+
+
+# ── sending from handlers ──────────────────────────────────────────────────────────────────────
+
+
+class Billed(Event, type="billed", version=1):
+    n: int
+
+
+def chained(sender: Sender, how: str) -> Any:
+    def on_session(event: Placed, session: Session) -> None:
+        sender.send(session, "invoices", Billed(n=event.n), metadata={"own": True})
+        try:
+            with session.begin_nested():
+                sender.send(session, "invoices", Billed(n=-event.n))
+                raise KeyError
+        except KeyError:
+            pass
+
+    def on_connection(event: Placed, connection: psycopg.Connection[Any]) -> None:
+        sender.send(connection, "invoices", Billed(n=event.n))
+
+    async def on_async(event: Placed, session: AsyncSession) -> None:
+        sender.send(session, "invoices", Billed(n=event.n))
+
+    return {"session": on_session, "connection": on_connection, "async": on_async}[how]
+
+
+@pytest.mark.parametrize("how", ["session", "connection", "async"])
+def test_what_a_handler_sends_commits_with_its_effects(bench: Workbench, how: str) -> None:
+    sender = Sender(schema="events", payload_bytes_max=10_000, metadata_bytes_max=10_000)
+    bench.connection.execute(
+        """SELECT events.send('orders', 'placed', jsonb_build_object('n', n),
+                  metadata => '{"traceparent": "00-1-1-01"}') FROM generate_series(1, 3) n"""
+    )
+    bench.publish()
+    run_until_idle(bench.consumer(chained(sender, how)))
+    sent = bench.connection.execute(
+        "SELECT o.payload->>'n', o.metadata->>'traceparent', c.payload->>'n'"
+        "  FROM events.outbox_event o JOIN events.outbox_event c"
+        "    ON c.event_uuid::text = o.metadata->>'causation_id'"
+        " WHERE o.stream_name = 'invoices' ORDER BY o.id"
+    ).fetchall()
+    assert sent == [(str(n), "00-1-1-01", str(n)) for n in (1, 2, 3)]
+
+
+def test_what_a_failing_handler_sends_is_never_sent(bench: Workbench) -> None:
+    sender = Sender(schema="events", payload_bytes_max=10_000, metadata_bytes_max=10_000)
+
+    def failing(event: Placed, session: Session) -> None:
+        sender.send(session, "invoices", Billed(n=event.n))
+        if event.n == 2:
+            raise ValueError
+
+    bench.send(2)
+    bench.publish()
+    consumer = bench.consumer(failing)
+    for _ in range(4):
+        consumer.step()
+    sent = bench.rows(
+        "SELECT payload->>'n' FROM events.outbox_event WHERE stream_name = 'invoices'"
+    )
+    assert sent == ["1"]

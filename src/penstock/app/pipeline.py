@@ -168,10 +168,14 @@ class Pipeline:
         stream: str,
         events: Iterable[Event | RawEvent],
         *,
+        key: Any = UNSET,
         metadata: Mapping[str, Any] | None = None,
+        event_uuids: Sequence[UUID] | None = None,
     ) -> list[UUID]:
         """Send events in order, in one round trip."""
-        return self._sender.send_many(session, stream, events, metadata=metadata)
+        return self._sender.send_many(
+            session, stream, events, key=key, metadata=metadata, event_uuids=event_uuids
+        )
 
     async def send_async(
         self,
@@ -194,10 +198,14 @@ class Pipeline:
         stream: str,
         events: Iterable[Event | RawEvent],
         *,
+        key: Any = UNSET,
         metadata: Mapping[str, Any] | None = None,
+        event_uuids: Sequence[UUID] | None = None,
     ) -> list[UUID]:
         """The same for several events."""
-        return await self._sender.send_many_async(session, stream, events, metadata=metadata)
+        return await self._sender.send_many_async(
+            session, stream, events, key=key, metadata=metadata, event_uuids=event_uuids
+        )
 
     def send_now(
         self,

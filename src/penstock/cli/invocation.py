@@ -6,19 +6,17 @@ import importlib
 import os
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import typer
 
+from penstock.app import Pipeline
 from penstock.core.settings import Settings
 from penstock.errors import UsageError
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect
-
-if TYPE_CHECKING:
-    from penstock.app import Pipeline
 
 ADVICE = "Write --app module:attribute (or PENSTOCK_APP), for example --app shop:pipeline."
 
@@ -34,8 +32,6 @@ class Invocation:
         """The application's pipeline or, without an application, one that has only settings."""
         if self.app is not None:
             return load_pipeline(self.app)
-        from penstock.app import Pipeline  # noqa: PLC0415 - not needed by commands on settings alone
-
         return Pipeline("cli")
 
     @cached_property
@@ -68,8 +64,6 @@ def invocation_of(context: typer.Context) -> Invocation:
 
 def load_pipeline(name: str) -> Pipeline:
     """Import `module:attribute` as Python would from this folder. Raises UsageError."""
-    from penstock.app import Pipeline  # noqa: PLC0415 - not needed by commands on settings alone
-
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise UsageError(f"--app {name!r} names no pipeline. {ADVICE}")

@@ -8,21 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from sqlalchemy.orm import Session
 
+from penstock.app import Pipeline
 from penstock.cli.invocation import invocation_of
 from penstock.cli.output import console, error_console
 from penstock.core.events import RawEvent
 from penstock.core.outgoing import UNSET
 from penstock.errors import InvalidEvent, UsageError
-
-if TYPE_CHECKING:
-    from penstock.app import Pipeline
 
 DEMO_STREAM = "demo"
 DEMO_TYPES = ("demo.order_placed", "demo.order_paid", "demo.order_cancelled")

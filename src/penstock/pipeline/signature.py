@@ -143,10 +143,10 @@ def _view(annotation: Any, is_async: bool, name: str, consumer: str) -> View | N
     for lent, view in other.items():
         if issubclass(plain, lent):
             fitting = next(t.__name__ for t, v in wanted.items() if v is view)
-            kind = "async def" if is_async else "plain"
+            kind = "an async def" if is_async else "a plain"
             raise _refusal(
                 consumer,
-                f"{name!r} is a {plain.__name__}, which does not fit a {kind} handler",
+                f"{name!r} is a {plain.__name__}, which does not fit {kind} handler",
                 f"{name}: {fitting}",
             )
     return None

@@ -242,9 +242,9 @@ def _parsed(name: str, given: Given) -> Any:
     expected = _TYPES[name]
     parsed = _converted(expected, value)
     if parsed is None:
-        raise SettingsError(
-            f"{name} is {value!r} (from {given.origin}); expected {_form(expected)}."
-        )
+        # Masked: the value may be a URL that went to the wrong name.
+        shown = masked_url(repr(value))
+        raise SettingsError(f"{name} is {shown} (from {given.origin}); expected {_form(expected)}.")
     return parsed
 
 

@@ -13,7 +13,12 @@ local final = first + #ARGV - 5
 local tail = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local last
 if #tail > 0 then
-  last = tonumber(string.match(tail[1][1], '^(%d+)'))
+  last = tonumber(string.match(tail[1][1], '^(%d+)%-0$'))
+  if not last then
+    -- Not an id of ours, and no entry of ours fits behind it in its place.
+    redis.call('DEL', KEYS[1])
+    return {'CLOSED', '0'}
+  end
   if first > last + 1 then return {'GAP', string.format('%.0f', last)} end
 else
   -- Without an entry the log starts at the base recorded with this term, and nowhere else.

@@ -415,13 +415,17 @@ BEGIN
             format('the lease on %s as publisher is held by another worker', of_stream);
     END IF;
     horizon := pg_current_snapshot();
+    -- The pair is compared, not each column, because only the index of unnumbered rows is sorted
+    -- by both: with `stream_name = …` stale statistics led to a walk over the primary key, past
+    -- every published row (338 ms over 200,000).
     RETURN QUERY
     WITH claimed AS MATERIALIZED (
         SELECT u.id, row_number() OVER (ORDER BY u.id) AS n
           FROM (SELECT o.id FROM events.outbox_event o
-                 WHERE o.stream_name = of_stream AND o.position IS NULL
-                   AND o.id > CASE WHEN sweep THEN 0 ELSE s.id_floor END
-                 ORDER BY o.id LIMIT batch_size) AS u
+                 WHERE (o.stream_name, o.id)
+                     > (of_stream, CASE WHEN sweep THEN 0 ELSE s.id_floor END)
+                   AND o.stream_name <= of_stream AND o.position IS NULL
+                 ORDER BY o.stream_name, o.id LIMIT batch_size) AS u
     )
     UPDATE events.outbox_event o
        SET position = s.head + claimed.n, term = held_term, published_at = clock_timestamp()

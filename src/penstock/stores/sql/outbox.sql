@@ -21,12 +21,15 @@ SELECT stream_name FROM waiting WHERE stream_name IS NOT NULL
 
 -- name: has_unnumbered
 -- Looks for work without a lock: a FOR UPDATE on every empty poll would be a commit each. LIMIT in
--- a LATERAL keeps the planner from joining the streams with the whole outbox.
+-- a LATERAL keeps the planner from joining the streams with the whole outbox, and the comparison
+-- of pairs keeps it on the index of unnumbered rows, whatever the statistics say.
 SELECT s.name
   FROM events.stream s
  CROSS JOIN LATERAL (
        SELECT 1 FROM events.outbox_event o
-        WHERE o.stream_name = s.name AND o.position IS NULL AND o.id > s.id_floor
+        WHERE (o.stream_name, o.id) > (s.name, s.id_floor) AND o.stream_name <= s.name
+          AND o.position IS NULL
+        ORDER BY o.stream_name, o.id
         LIMIT 1) AS waiting
  WHERE s.name = ANY(%(stream_names)s)
 

@@ -1,0 +1,172 @@
+"""What is done to a line so that a certain signal is emitted; most need nothing done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+
+import psycopg
+
+from tests.line import PUBLISHER, Line, Worker, lease_role
+from tests.proxy import Proxy
+from tests.waiting import wait_until
+from tests.workload import FAIL_AT, STREAM
+
+ACT_SECONDS = 20.0
+LOG_KEY = f"penstock:{{{STREAM}}}:log"
+META_KEY = f"penstock:{{{STREAM}}}:meta"
+
+
+class Provocation:
+    """Nothing is done: an ordinary day on the line."""
+
+    def __init__(self, line: Line, role: str) -> None:
+        self.line = line
+        self.role = role
+        self.stack = ExitStack()
+
+    def prepare(self) -> Mapping[str, str]:
+        """Before the victim starts; returns what to add to its environment."""
+        return {}
+
+    def act(self, victim: Worker) -> None:
+        """While the victim runs."""
+
+    def heal(self) -> None:
+        """After the victim's death: what an operator would do."""
+        self.stack.close()
+
+    def wait(self, victim: Worker, condition: str, *parameters: object) -> None:
+        """Until a query says true, or the victim is dead."""
+        wait_until(
+            lambda: not victim.is_alive or bool(self.line.value(condition, *parameters)),
+            seconds=ACT_SECONDS,
+            what=f"{condition}\n{victim.tail()}",
+        )
+
+    def wait_until_held(self, victim: Worker) -> None:
+        self.wait(
+            victim,
+            "SELECT EXISTS (SELECT 1 FROM events.stream_lease WHERE role = %s AND owner_id IS NOT"
+            " NULL)",
+            lease_role(self.role),
+        )
+
+
+class HandlerFails(Provocation):
+    """The handler fails once, in the middle of a batch."""
+
+    def prepare(self) -> Mapping[str, str]:
+        return {FAIL_AT: "15"}
+
+
+class Terminated(Provocation):
+    """The victim is asked to stop after some work."""
+
+    def act(self, victim: Worker) -> None:
+        self.wait_until_held(victim)
+        if victim.is_alive:
+            victim.process.terminate()
+
+
+class LeaseStolen(Provocation):
+    """Somebody else takes the lease, as after a pause that was too long."""
+
+    def act(self, victim: Worker) -> None:
+        self.wait_until_held(victim)
+        self.line.ask(
+            "UPDATE events.stream_lease SET owner_id = 'thief', worker_id = NULL, term = term + 1,"
+            " lease_until = clock_timestamp() + interval '0.5 s' WHERE role = %s",
+            lease_role(self.role),
+        )
+
+
+class TransactionLeftOpen(Provocation):
+    """A former holder of the lease has a transaction open."""
+
+    def prepare(self) -> Mapping[str, str]:
+        leftover = self.stack.enter_context(closing(psycopg.connect(self.line.database_url)))
+        leftover.execute(
+            "SELECT pg_advisory_xact_lock_shared("
+            "hashtext('penstock lane'), hashtext(%s || ' ' || %s))",
+            (STREAM, lease_role(self.role)),
+        )
+        return {}
+
+
+class LogTrimmed(Provocation):
+    """The hot log no longer holds what the consumer needs first."""
+
+    def prepare(self) -> Mapping[str, str]:
+        wait_until(
+            lambda: bool(
+                self.line.value("SELECT coalesce(max(published), 0) > 20 FROM events.stream")
+            ),
+            seconds=ACT_SECONDS,
+            what="something is published",
+        )
+        with closing(self.line.client()) as client:
+            client.xtrim(LOG_KEY, minid="15-0", approximate=False)
+        return {}
+
+
+class LogFlushed(Provocation):
+    """Redis forgets everything after it was published."""
+
+    def act(self, victim: Worker) -> None:
+        self.wait(victim, "SELECT coalesce(max(published), 0) > 0 FROM events.stream")
+        with closing(self.line.client()) as client:
+            client.flushdb()
+
+
+class LogForged(Provocation):
+    """Somebody writes into the hot log, far ahead."""
+
+    def act(self, victim: Worker) -> None:
+        self.wait(victim, "SELECT coalesce(max(published), 0) > 0 FROM events.stream")
+        with closing(self.line.client()) as client:
+            client.xadd(LOG_KEY, {"e": "forged"}, id="1000000-0")
+
+
+class LogForeign(Provocation):
+    """The hot log belongs to another database."""
+
+    def prepare(self) -> Mapping[str, str]:
+        with closing(self.line.client()) as client:
+            client.hset(META_KEY, mapping={"origin": "someone-else", "term": 1, "base": 0})
+        return {}
+
+    def heal(self) -> None:
+        with closing(self.line.client()) as client:
+            client.delete(META_KEY, LOG_KEY)
+        super().heal()
+
+
+class RedisAway(Provocation):
+    """Redis cannot be reached by the victim."""
+
+    def prepare(self) -> Mapping[str, str]:
+        assert self.line.redis_url is not None
+        proxy = self.stack.enter_context(Proxy.to(self.line.redis_url))
+        self.refusal = self.stack.enter_context(ExitStack())
+        self.refusal.enter_context(proxy.refusing())
+        return {"PENSTOCK_REDIS_URL": proxy.url(self.line.redis_url)}
+
+
+class RedisReturns(RedisAway):
+    """Redis is away when the victim starts, and comes back."""
+
+    def act(self, victim: Worker) -> None:
+        wait_until(
+            lambda: "ServerLost" in victim.tail() or not victim.is_alive,
+            seconds=ACT_SECONDS,
+            what="the victim misses Redis",
+        )
+        self.refusal.close()
+
+
+def bystanders_of(role: str) -> tuple[str, ...]:
+    """Who else works while a victim of this role is at it."""
+    if role == PUBLISHER:
+        return ("session",)
+    return (PUBLISHER, "session") if role == "sender" else (PUBLISHER,)

@@ -1,0 +1,455 @@
+"""The command line answers, refuses and exits as promised, on real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from penstock.core.leases import PUBLISHER
+from penstock.stores.leases import LeaseTable
+from penstock.stores.migrations import migrate, migrations, render_sql, require_current
+from penstock.stores.servers import Servers
+from tests.waiting import wait_until
+
+CANARY = "canary-7f3a"
+WAIT_SECONDS = 30.0
+
+SHOP = """
+from penstock import Event, Pipeline
+from psycopg import Connection
+
+pipeline = Pipeline("shop", lease_seconds=5, lease_renew_seconds=1)
+number = 7
+
+class OrderPlaced(Event, type="orders.placed", version=1, key="order_id"):
+    order_id: int
+
+@pipeline.consumer("orders", name="bill_order")
+def bill_order(event: OrderPlaced, connection: Connection) -> None:
+    connection.execute("INSERT INTO invoice VALUES (%s)", [event.order_id])
+
+@pipeline.consumer("orders", name="ship_order")
+def ship_order(event: OrderPlaced, connection: Connection) -> None:
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Penstock:
+    """Runs `python -m penstock` in a folder, with these settings and no others."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    def __call__(
+        self, *arguments: str, code: int = 0, stdin: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(**variables),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "penstock", *arguments]
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        ours = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
+        given = {f"PENSTOCK_{name}": text for name, text in variables.items()}
+        return {**ours, **self.variables, **given}
+
+
+@pytest.fixture
+def penstock(tmp_path: Path, database_url: str, redis_url: str) -> Penstock:
+    """The command line on a migrated database."""
+    variables = {"PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_REDIS_URL": redis_url}
+    return Penstock(tmp_path, variables)
+
+
+@pytest.fixture
+def empty_database_url(servers: Servers) -> Iterator[str]:
+    """A database that nobody has migrated."""
+    name = f"penstock_empty_{secrets.token_hex(8)}"
+    with psycopg.connect(servers.database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
+    finally:
+        with psycopg.connect(servers.database_url, autocommit=True) as connection:
+            connection.execute(
+                sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+            )
+
+
+@pytest.fixture
+def shop(penstock: Penstock) -> Penstock:
+    """The same, in a folder that holds an application."""
+    (penstock.folder / "shop.py").write_text(SHOP)
+    return penstock
+
+
+# ── migrate ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_migrate_tells_what_it_did_and_finds_nothing_the_second_time(
+    penstock: Penstock, empty_database_url: str
+) -> None:
+    names = [migration.name for migration in migrations()]
+    pending = penstock("migrate", "--check", code=1, DATABASE_URL=empty_database_url)
+    assert all(name in pending.stdout for name in names)
+    first = penstock("migrate", DATABASE_URL=empty_database_url)
+    assert all(name in first.stdout for name in names)
+    second = penstock("migrate", DATABASE_URL=empty_database_url)
+    assert second.stdout == "The schema is up to date.\n"
+    penstock("migrate", "--check", DATABASE_URL=empty_database_url)
+
+
+def test_two_migrations_at_once_do_the_work_once(
+    penstock: Penstock, empty_database_url: str
+) -> None:
+    both = [penstock.start("migrate", DATABASE_URL=empty_database_url) for _ in range(2)]
+    outputs = [process.communicate(timeout=WAIT_SECONDS) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sorted("up to date" in stdout for stdout, _ in outputs) == [False, True]
+
+
+def test_the_printed_sql_makes_a_schema_that_works(
+    penstock: Penstock, empty_database_url: str
+) -> None:
+    printed = penstock("migrate", "--sql", SCHEMA="elsewhere", DATABASE_URL="").stdout
+    assert printed == render_sql("elsewhere")
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(printed.encode())
+        require_current(connection, "elsewhere")
+    variables = {"DATABASE_URL": empty_database_url, "SCHEMA": "elsewhere"}
+    assert "up to date" in penstock("migrate", **variables).stdout
+    penstock("send", "--stream", "orders", "--event-type", "placed", **variables)
+    status = json.loads(penstock("status", "--json", **variables).stdout)
+    assert [stream["unnumbered"] for stream in status["streams"]] == [1]
+
+
+def test_a_foreign_schema_is_left_alone(penstock: Penstock, empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("CREATE SCHEMA events")
+    refused = penstock("migrate", code=1, DATABASE_URL=empty_database_url)
+    assert "Penstock did not create" in refused.stderr
+    assert "PENSTOCK_SCHEMA" in refused.stderr
+
+
+def test_a_newer_schema_is_left_alone(penstock: Penstock, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("INSERT INTO events.migration VALUES (9999, '9999_later', '')")
+    for command in (("migrate",), ("migrate", "--check"), ("status",), ("run", "--publisher")):
+        assert "newer than this release" in penstock(*command, code=1).stderr
+
+
+def test_commands_say_when_the_schema_is_missing(
+    penstock: Penstock, empty_database_url: str
+) -> None:
+    send = ("send", "--stream", "orders", "--event-type", "placed")
+    for command in (send, ("status",), ("run", "--publisher")):
+        refused = penstock(*command, code=1, DATABASE_URL=empty_database_url)
+        assert "penstock migrate" in refused.stderr
+
+
+# ── settings ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_config_tells_each_value_and_its_origin(shop: Penstock) -> None:
+    (shop.folder / "pyproject.toml").write_text("[tool.penstock]\npoll_seconds = 3\n")
+    found = json.loads(shop("--app", "shop:pipeline", "config", "--json", SCHEMA="other").stdout)
+    assert found["schema"] == {"value": "other", "origin": "PENSTOCK_SCHEMA"}
+    assert found["poll_seconds"] == {"value": 3, "origin": str(shop.folder / "pyproject.toml")}
+    assert found["lease_seconds"] == {"value": 5, "origin": "argument"}
+    assert found["wakeup"] == {"value": "notify", "origin": "default"}
+    shown = shop("config", REDIS_URL="none").stdout
+    assert "PENSTOCK_REDIS_URL" in shown
+    assert "lease_seconds" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("config",),
+        ("config", "--json"),
+        ("status",),
+        ("migrate",),
+        ("migrate", "--check"),
+        ("send", "--stream", "orders", "--event-type", "placed"),
+    ],
+)
+def test_no_output_holds_a_password(penstock: Penstock, command: tuple[str, ...]) -> None:
+    unreachable = f"postgresql://user:{CANARY}@127.0.0.1:1/shop"
+    code = 0 if command[0] == "config" else 1
+    redis_url = f"redis://:{CANARY}@127.0.0.1:1/0"
+    done = penstock(*command, code=code, DATABASE_URL=unreachable, REDIS_URL=redis_url)
+    assert CANARY not in done.stdout + done.stderr
+    assert "***" in done.stdout + done.stderr
+
+
+def test_settings_errors_are_one_message_and_exit_2(penstock: Penstock) -> None:
+    assert "did you mean PENSTOCK_SCHEMA?" in penstock("status", code=2, SHEMA="x").stderr
+    wrong = penstock("config", code=2, LEASE_SECONDS="soon").stderr
+    assert "PENSTOCK_LEASE_SECONDS" in wrong
+    assert "postgresql://" in penstock("config", code=2, DATABASE_URL=CANARY).stderr
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        ("shop", "module:attribute"),
+        ("absent:pipeline", "does not find"),
+        ("shop.absent:pipeline", "does not find"),
+        ("shop:absent", "no 'absent'. It has: shop:pipeline"),
+        ("shop:number", "it is a int, not a Pipeline"),
+        ("broken:pipeline", "'not_installed'"),
+        (":pipeline", "module:attribute"),
+    ],
+)
+def test_a_wrong_application_is_explained(shop: Penstock, app: str, expected: str) -> None:
+    (shop.folder / "broken.py").write_text("import not_installed\n")
+    assert expected in shop("config", code=2, APP=app).stderr
+
+
+def test_an_error_inside_the_application_keeps_its_traceback(penstock: Penstock) -> None:
+    (penstock.folder / "failing.py").write_text("1 / 0\n")
+    process = penstock.start("--app", "failing:pipeline", "config")
+    _, stderr = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 1
+    assert "ZeroDivisionError" in stderr
+    assert "failing.py" in stderr
+
+
+# ── send and status ────────────────────────────────────────────────────────────────────────────
+
+
+def test_send_prints_the_id_of_what_is_in_the_outbox(penstock: Penstock, database_url: str) -> None:
+    arguments = ("--stream", "orders", "--event-type", "placed", "--key", "k", "--version", "2")
+    sent = penstock("send", *arguments, "--payload", '{"cents": 990}').stdout
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute(
+            "SELECT event_uuid, stream_name, event_type, version, key, payload "
+            "FROM events.outbox_event"
+        ).fetchone()
+    assert row == (UUID(sent.strip()), "orders", "placed", 2, "k", {"cents": 990})
+
+
+def test_sending_again_with_the_same_id_is_safe(penstock: Penstock, database_url: str) -> None:
+    arguments = ("--stream", "orders", "--event-type", "placed", "--event-uuid", str(uuid4()))
+    assert penstock("send", *arguments).stdout == penstock("send", *arguments).stdout
+    assert count(database_url, "events.outbox_event") == 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ("{'a': 1}", "not JSON"),
+        ("", "not JSON"),
+        ('{"a": NaN}', "NaN"),
+        (r'{"a": "\u0000"}', "NUL"),
+        (r'{"a": "\ud800"}', "cannot be written as JSON"),
+        ('{"a": 1e999}', "infinity"),
+        ('"' + "x" * 2_000_000 + '"', "the limit is 1048576"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_payload_that_cannot_be_kept_is_not_sent(
+    penstock: Penstock, database_url: str, payload: str, expected: str
+) -> None:
+    arguments = ("--stream", "orders", "--event-type", "placed", "--payload", "-")
+    assert expected in penstock("send", *arguments, code=2, stdin=payload).stderr
+    assert count(database_url, "events.outbox_event") == 0
+
+
+def test_send_needs_a_stream_and_a_type(penstock: Penstock) -> None:
+    assert "--stream and --event-type" in penstock("send", code=2).stderr
+    wrong = ("send", "--stream", "no spaces", "--event-type", "placed")
+    assert "cannot name a stream" in penstock(*wrong, code=2).stderr
+
+
+def test_continuous_sends_until_ctrl_c_and_tells_how_many(
+    penstock: Penstock, database_url: str
+) -> None:
+    process = penstock.start("send", "--continuous", "--rate", "1000")
+    wait_until(
+        lambda: count(database_url, "events.outbox_event") > 20,
+        seconds=WAIT_SECONDS,
+        what="events are in the outbox",
+    )
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0
+    assert "events sent to demo" in stdout
+
+
+def test_status_counts_without_a_publisher(penstock: Penstock, database_url: str) -> None:
+    penstock("send", "--stream", "orders", "--event-type", "placed")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "INSERT INTO events.consumer (name, stream_name, start_position) "
+            "VALUES ('shop.new', 'orders', 1), ('shop.late', 'orders', 1), ('x.idle', 'none', 1)"
+        )
+        table = LeaseTable()
+        table.ensure(connection, "orders", "consumer:shop.late", checkpoint=7)
+        table.ensure(connection, "orders", PUBLISHER)
+        table.acquire(
+            connection, "orders", PUBLISHER, owner_id="me", worker_id="w", lease_seconds=60
+        )
+        connection.execute(
+            "INSERT INTO events.stream (name, origin, head, published) "
+            "SELECT 'orders', id, 9, 8 FROM events.origin"
+        )
+        connection.execute(
+            "INSERT INTO events.outbox_event "
+            "(event_uuid, stream_name, event_type, payload, position, created_at) VALUES "
+            "(gen_random_uuid(), 'orders', 'placed', '{}', 9, now() - interval '100 s')"
+        )
+    found = json.loads(penstock("status", "--json").stdout)
+    (stream,) = found["streams"]
+    assert (stream["head"], stream["published"], stream["unnumbered"]) == (9, 8, 1)
+    assert 0 <= stream["oldest_unnumbered_ms"] < 60_000
+    by_name = {consumer["name"]: consumer for consumer in found["consumers"]}
+    assert (by_name["shop.new"]["checkpoint"], by_name["shop.new"]["lag_events"]) == (0, 9)
+    assert (by_name["shop.late"]["checkpoint"], by_name["shop.late"]["lag_events"]) == (7, 2)
+    # Position 8 is not in the outbox; the next one that is there speaks for it.
+    assert 100_000 <= by_name["shop.late"]["lag_ms"] < 200_000
+    assert (by_name["x.idle"]["lag_events"], by_name["x.idle"]["lag_ms"]) == (0, 0)
+    late, publisher = found["leases"]
+    assert (late["owner_id"], late["expires_in_seconds"]) == (None, None)
+    assert publisher["owner_id"] == "me"
+    assert 30 < publisher["expires_in_seconds"] <= 60
+    assert "shop.late" in penstock("status").stdout
+
+
+# ── run and dev ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_run_handles_events_outlives_a_killed_worker_and_stops_at_sigterm(
+    shop: Penstock, database_url: str
+) -> None:
+    create_invoices(database_url)
+    process = shop.start("--app", "shop:pipeline", "run", "--publisher", "--consumers", "bill_*")
+    try:
+        send_order(shop, 1)
+        wait_until(
+            lambda: count(database_url, "invoice") == 1,
+            seconds=WAIT_SECONDS,
+            what="the first order is billed",
+        )
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        send_order(shop, 2)
+        wait_until(
+            lambda: count(database_url, "invoice") == 2,
+            seconds=WAIT_SECONDS,
+            what="the second order is billed",
+        )
+        workers = children_of(process.pid)
+        process.terminate()
+        _, stderr = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 0, stderr
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    status = json.loads(shop("status", "--json").stdout)
+    assert [consumer["lag_events"] for consumer in status["consumers"]] == [0]
+    assert all(lease["expires_in_seconds"] is None for lease in status["leases"])
+    lines = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+    assert {"WorkerStarted", "WorkerDied", "WorkerStopped"} <= {
+        line.get("signal") for line in lines
+    }
+
+
+def test_run_says_which_consumers_there_are(shop: Penstock) -> None:
+    refused = shop("--app", "shop:pipeline", "run", "--consumers", "mail_*", code=2).stderr
+    assert "bill_order, ship_order" in refused
+    assert "--app" in shop("run", code=2).stderr
+    assert "must be human or json" in shop("run", "--log-format", "xml", code=2).stderr
+
+
+@pytest.mark.slow
+def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock) -> None:
+    nowhere = Penstock(shop.folder, {})
+    process = nowhere.start("--app", "shop:pipeline", "dev")
+    dev_env = shop.folder / ".penstock" / "dev.env"
+    try:
+        wait_until(
+            lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
+            seconds=WAIT_SECONDS,
+            what="servers and workers run",
+        )
+        origins = json.loads(nowhere("config", "--json").stdout)
+        assert origins["database_url"]["origin"] == ".penstock/dev.env"
+        create_invoices(origins["database_url"]["value"])
+        send_order(nowhere, 1)
+        wait_until(
+            lambda: count(origins["database_url"]["value"], "invoice") == 1,
+            seconds=WAIT_SECONDS,
+            what="the order is billed",
+        )
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 0, stderr
+    assert "penstock send --continuous" in stderr
+    assert not dev_env.exists()
+
+
+# ── the words used above ───────────────────────────────────────────────────────────────────────
+
+
+def count(database_url: str, table: str) -> int:
+    with psycopg.connect(database_url) as connection:
+        query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(*table.split(".")))
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def create_invoices(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE invoice (order_id int PRIMARY KEY)")
+
+
+def send_order(penstock: Penstock, order_id: int) -> None:
+    arguments = ("--stream", "orders", "--event-type", "orders.placed", "--payload")
+    penstock("send", *arguments, json.dumps({"order_id": order_id}))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,713 @@
+"""The publisher: every committed event gets one position, and the hot log follows the books."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import redis
+
+from penstock.core.leases import consumer_role
+from penstock.core.settings import Settings
+from penstock.core.wire import decode_entry, encode_entry
+from penstock.pipeline import publisher as publisher_module
+from penstock.stores.hot_log import NoHotLog
+from penstock.stores.leases import LeaseTable
+from penstock.stores.outbox import Outbox
+from penstock.stores.servers import EmbeddedValkey
+from penstock.stores.streams import Streams
+from penstock.telemetry import signals
+from tests.publishing import (
+    SOON_SECONDS,
+    Crash,
+    Worker,
+    ask,
+    at,
+    crash,
+    hot_entries,
+    hot_ids,
+    ids,
+    in_threads,
+    insert,
+    log_key,
+    numbered,
+    running,
+    send,
+    told,
+    worker,
+)
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def settings(database_url: str, redis_url: str) -> Settings:
+    return Settings(
+        database_url=database_url,
+        redis_url=redis_url,
+        publish_batch_size=50,
+        lease_seconds=10.0,
+        lease_renew_seconds=1.0,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _every_step_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(publisher_module, "REFUSED_RETRY_SECONDS", 0.0)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with closing(redis.Redis.from_url(redis_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as opened:
+        yield opened
+
+
+def positions(settings: Settings, stream_name: str = "orders") -> list[int]:
+    return [position for position, _ in numbered(settings.database_url, stream_name)]
+
+
+def assert_published(settings: Settings, count: int, stream_name: str = "orders") -> None:
+    """Positions 1..count, each once, in order, with equal bytes on both tiers."""
+    assert settings.redis_url is not None
+    books = numbered(settings.database_url, stream_name)
+    hot = hot_entries(settings.redis_url, stream_name)
+    assert [position for position, _ in books] == list(range(1, count + 1))
+    assert hot == [(f"{position}-0", {b"e": encode_entry(body)}) for position, body in books]
+
+
+def uuids_in_order(settings: Settings, stream_name: str = "orders") -> list[str]:
+    return [
+        decode_entry(stream_name, position, encode_entry(body)).event_uuid
+        for position, body in numbered(settings.database_url, stream_name)
+    ]
+
+
+def state_of(settings: Settings, stream_name: str = "orders") -> tuple[int, int]:
+    ((head, published),) = ask(
+        settings.database_url,
+        "SELECT head, published FROM events.stream WHERE name = %s",
+        stream_name,
+    )
+    return head, published
+
+
+def read_up_to(settings: Settings, checkpoint: int, stream_name: str = "orders") -> None:
+    """Pretend that a consumer is there, as far as the books know."""
+    with psycopg.connect(settings.database_url) as opened:
+        role = consumer_role("shop.bill")
+        LeaseTable().ensure(opened, stream_name, role, checkpoint=checkpoint)
+
+
+# ── numbering ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_events_are_published_in_the_order_they_were_sent(settings: Settings) -> None:
+    sent = send(settings.database_url, "orders", 120)
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    assert_published(settings, 120)
+    assert uuids_in_order(settings) == sent
+    assert state_of(settings) == (120, 120)
+
+
+def test_the_hot_log_holds_the_outboxs_very_bytes(settings: Settings) -> None:
+    awkward = {"n\n\u2028\u0041": [1.5, 12345678901234567890, "é\t\\", None]}
+    send(settings.database_url, "orders", key="a\nb", payload=awkward, metadata={"x": "\n"})
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    assert settings.redis_url is not None
+    ((_, fields),) = hot_entries(settings.redis_url, "orders")
+    with psycopg.connect(settings.database_url) as opened:
+        ((position, body),) = Outbox().read(opened, "orders", 0, 10)
+    assert fields == {b"e": encode_entry(body)}
+    entry = decode_entry("orders", position, fields[b"e"])
+    assert (entry.key, entry.plain_payload()) == ("a\nb", json.loads(json.dumps(awkward)))
+
+
+def test_events_that_commit_late_are_numbered_when_they_commit(settings: Settings) -> None:
+    with worker(settings) as publisher, psycopg.connect(settings.database_url) as slow:
+        (late,) = insert(slow, "orders")
+        early = [send(settings.database_url, "orders")[0] for _ in range(4)]
+        publisher.publish_all()
+        assert uuids_in_order(settings) == early
+        slow.commit()
+        publisher.publish_all()
+    assert uuids_in_order(settings) == [*early, late]
+    assert_published(settings, 5)
+
+
+def test_positions_have_no_gap_under_concurrent_senders_that_commit_out_of_order(
+    settings: Settings,
+) -> None:
+    senders, transactions = 6, 40
+    committed: list[int] = []
+
+    def send_with_holds(seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311
+        hold = threading.Event()
+        with psycopg.connect(settings.database_url) as opened:
+            for _ in range(transactions):
+                count = chance.randint(1, 5)
+                insert(opened, "orders", count)
+                hold.wait(chance.random() * 0.01)
+                if chance.random() < 0.2:
+                    opened.rollback()
+                else:
+                    opened.commit()
+                    committed.append(count)
+
+    with running(settings):
+        in_threads([lambda seed=seed: send_with_holds(seed) for seed in range(senders)])  # type: ignore[misc]
+        wait_until(
+            lambda: state_of(settings)[1] == sum(committed),
+            seconds=SOON_SECONDS,
+            what="everything is published",
+        )
+    assert_published(settings, sum(committed))
+
+
+def test_the_floor_never_passes_a_transaction_that_is_not_finished(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    """The early writer draws its xid first and its id last, as most business code does."""
+    with (
+        worker(replace(settings, publish_batch_size=1)) as publisher,
+        psycopg.connect(settings.database_url) as slow,
+        psycopg.connect(settings.database_url) as early,
+    ):
+        early.execute("SELECT pg_current_xact_id()")
+        (late,) = insert(slow, "orders")
+        ((late_id,),) = slow.execute("SELECT id FROM events.outbox_event").fetchall()
+        insert(early, "orders")
+        early.commit()
+        for _ in range(6):
+            publisher.publish_all()
+            send(settings.database_url, "orders")
+        publisher.publish_all()
+        ((floor,),) = connection.execute("SELECT id_floor FROM events.stream").fetchall()
+        assert floor < late_id
+        slow.commit()
+        # Without a sweep: the floor alone must let the row be found.
+        assert Outbox().has_unnumbered(connection, ["orders"]) == {"orders"}
+        publisher.publish_all()
+        assert uuids_in_order(settings)[-1] == late
+        for _ in range(6):
+            send(settings.database_url, "orders")
+            publisher.publish_all()
+        ((floor,),) = connection.execute("SELECT id_floor FROM events.stream").fetchall()
+        assert floor > late_id, "the floor follows once the transaction is over"
+
+
+def test_a_row_below_the_floor_is_found_by_the_sweep(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 3)
+        publisher.publish_all()
+        connection.execute("UPDATE events.stream SET id_floor = 1000000")
+        send(settings.database_url, "orders")
+        assert Outbox().has_unnumbered(connection, ["orders"]) == set()
+        publisher.publish_all()
+    assert_published(settings, 4)
+
+
+def test_numbering_is_durable_even_where_commits_are_not(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    send(settings.database_url, "orders", 3)
+    with worker(settings) as publisher:
+        lease = publisher.keeper.acquire(connection, "orders", "publisher")
+        assert lease is None, "not registered yet"
+        Streams().register(connection, "orders")
+        LeaseTable().ensure(connection, "orders", "publisher")
+        lease = publisher.keeper.acquire(connection, "orders", "publisher")
+        assert lease is not None
+        with psycopg.connect(settings.database_url) as numbering:
+            numbering.execute("SET synchronous_commit = off")
+            Outbox().number(numbering, lease, 10)
+            setting = numbering.execute("SHOW synchronous_commit").fetchone()
+            assert setting == ("on",), "the setting that holds at COMMIT"
+        publisher.keeper.release(connection, lease)
+
+
+def test_the_confirmation_alone_may_be_lost_in_a_crash(
+    connection: psycopg.Connection[Any],
+) -> None:
+    Streams().register(connection, "orders")
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = on")
+        Streams().confirm(connection, "orders", 1)
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
+
+
+@pytest.mark.slow
+def test_stale_statistics_do_not_lead_the_planner_astray(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    """Analysed when everything waited, asked when 200,000 rows are published."""
+    connection.execute("ALTER TABLE events.outbox_event SET (autovacuum_enabled = off)")
+    connection.execute(
+        "INSERT INTO events.outbox_event (event_uuid, stream_name, event_type, payload) "
+        "SELECT gen_random_uuid(), 'orders', 'T', '{}' FROM generate_series(1, 200000)"
+    )
+    connection.execute("ANALYZE events.outbox_event")
+    connection.execute("UPDATE events.outbox_event SET position = id, term = 1")
+    Streams().register(connection, "orders")
+    connection.execute("UPDATE events.stream SET head = 200000, id_floor = 199000")
+    LeaseTable().ensure(connection, "orders", "publisher")
+    send(settings.database_url, "orders", 10)
+    plans = plans_of(connection, settings)
+    assert plans, "auto_explain told nothing"
+    for plan in plans:
+        assert "Seq Scan on outbox_event" not in plan, plan
+        assert "outbox_event_unnumbered" in plan, plan
+
+
+def plans_of(connection: psycopg.Connection[Any], settings: Settings) -> list[str]:
+    """The plans that the server really used for looking and for claiming."""
+    heard: list[str] = []
+    connection.add_notice_handler(lambda notice: heard.append(notice.message_primary or ""))
+    connection.execute("LOAD 'auto_explain'")
+    for name, value in (
+        ("auto_explain.log_min_duration", "0"),
+        ("auto_explain.log_nested_statements", "on"),
+        ("client_min_messages", "log"),
+    ):
+        connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+    with worker(replace(settings, redis_url=None)) as publisher:
+        lease = publisher.keeper.acquire(connection, "orders", "publisher")
+        assert lease is not None
+        outbox = Outbox()
+        outbox.has_unnumbered(connection, ["orders", "others"])
+        outbox.unnumbered_streams(connection)
+        for sweep in (False, True):
+            assert len(outbox.number(connection, lease, 5, sweep=sweep)) == 5
+        publisher.keeper.release(connection, lease)
+    return [plan for plan in heard if "position IS NULL" in plan]
+
+
+# ── two publishers ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_publisher_that_lost_its_lease_after_numbering_leaves_appending_to_its_successor(
+    settings: Settings,
+) -> None:
+    send(settings.database_url, "orders", 20)
+    with worker(settings) as paused, worker(settings) as successor:
+
+        def take_over() -> None:
+            ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+            send(settings.database_url, "orders", 5)
+            successor.publish_all()
+
+        with at(signals.BatchNumbered, take_over), told(signals.LeaseLost) as lost:
+            paused.step()
+        assert [signal.stream_name for signal in lost] == ["orders"]
+        send(settings.database_url, "orders", 5)
+        successor.publish_all()
+    assert_published(settings, 30)
+
+
+def test_a_publisher_numbers_behind_a_predecessor_that_was_slow(settings: Settings) -> None:
+    """The predecessor numbers after its successor has opened the log and before it numbers."""
+    send(settings.database_url, "orders", 10)
+    with worker(settings) as slow, worker(settings) as successor:
+        slow.publish_all()
+        (held,) = [p.lease for p in slow.publisher._publications.values()]
+        ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+        send(settings.database_url, "orders", 10)
+
+        def number_late() -> None:
+            ask(
+                settings.database_url,
+                "WITH lease AS (SELECT owner_id, term FROM events.stream_lease) "
+                "SELECT n.* FROM lease, events.number_events("
+                "'orders', lease.owner_id, lease.term, 4, false) AS n",
+            )
+
+        with at(signals.HotLogOpened, number_late):
+            successor.publish_all()
+        assert held.term == 1
+    assert_published(settings, 20)
+
+
+@pytest.mark.slow
+def test_publishers_that_fight_for_a_stream_give_out_every_position_once(
+    settings: Settings,
+) -> None:
+    """Leases end at random moments, whoever holds them and whatever is under way."""
+    rounds, per_round = 60, 10
+    settings = replace(settings, publish_batch_size=7)
+    done = threading.Event()
+
+    def disturb() -> None:
+        chance = random.Random(7)  # noqa: S311
+        while not done.wait(chance.random() * 0.02):
+            ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+
+    def work() -> None:
+        for _ in range(rounds):
+            send(settings.database_url, "orders", per_round)
+        wait_until(
+            lambda: positions(settings) == list(range(1, rounds * per_round + 1)),
+            seconds=SOON_SECONDS,
+            what="everything has a position",
+        )
+        done.set()
+
+    with running(settings, "one"), running(settings, "two"), running(settings, "three"):
+        in_threads([disturb, work])
+        wait_until(
+            lambda: state_of(settings) == (rounds * per_round, rounds * per_round),
+            seconds=SOON_SECONDS,
+            what="everything is published",
+        )
+    assert_published(settings, rounds * per_round)
+
+
+# ── crashes ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "moment", [signals.BatchNumbered, signals.BatchAppended, signals.BatchConfirmed]
+)
+def test_nothing_is_lost_or_repeated_by_a_crash(
+    settings: Settings, moment: type[signals.Signal]
+) -> None:
+    send(settings.database_url, "orders", 120)
+    for _ in range(2):
+        doomed = Worker(settings)
+        with at(moment, crash), pytest.raises(Crash):
+            doomed.publish_all()
+        doomed.die()
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    assert_published(settings, 120)
+    assert state_of(settings) == (120, 120)
+
+
+def test_a_crash_between_taking_the_lease_and_opening_the_log_is_harmless(
+    settings: Settings,
+) -> None:
+    send(settings.database_url, "orders", 3)
+    for moment in (signals.LeaseAcquired, signals.HotLogOpened):
+        doomed = Worker(settings)
+        with at(moment, crash), pytest.raises(Crash):
+            doomed.publish_all()
+        doomed.die()
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    assert_published(settings, 3)
+
+
+# ── the hot log in trouble ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_flushed_log_is_filled_again_from_the_slowest_consumer(
+    settings: Settings, client: Any
+) -> None:
+    read_up_to(settings, 30)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 100)
+        publisher.publish_all()
+        client.flushdb()
+        with told(signals.HotLogLost) as lost:
+            publisher.publish_all()
+            publisher.publish_all()
+        assert lost == [signals.HotLogLost("orders", 0, 100)]
+        assert hot_ids(settings.redis_url or "", "orders") == ids(31, 100)
+        send(settings.database_url, "orders", 1)
+        publisher.publish_all()
+    assert hot_ids(settings.redis_url or "", "orders") == ids(31, 101)
+
+
+@pytest.mark.parametrize(
+    "moment", [signals.BatchNumbered, signals.BatchAppended, signals.HotLogOpened]
+)
+def test_a_log_that_is_flushed_in_mid_stream_is_filled_again(
+    settings: Settings, client: Any, moment: type[signals.Signal]
+) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 230)
+        publisher.step()
+        ask(settings.database_url, "UPDATE events.stream_lease SET term = term")
+        if moment is signals.HotLogOpened:
+            client.flushdb()
+        with at(moment, client.flushdb):
+            publisher.publish_all()
+    assert_published(settings, 230)
+
+
+def test_a_lost_tail_is_filled_again(settings: Settings, client: Any) -> None:
+    """As after a failover to a replica that was behind."""
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        stale = client.dump(log_key("orders"))
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        client.restore(log_key("orders"), 0, stale, replace=True)
+        with told(signals.HotLogLost) as lost:
+            publisher.publish_all()
+        assert lost == [signals.HotLogLost("orders", 60, 120)]
+        assert_published(settings, 120)
+        client.restore(log_key("orders"), 0, stale, replace=True)
+        send(settings.database_url, "orders", 1)
+        publisher.publish_all()
+    assert_published(settings, 121)
+
+
+def test_a_tail_that_was_deleted_or_trimmed_by_hand_is_filled_again(
+    settings: Settings, client: Any
+) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        client.xdel(log_key("orders"), *ids(58, 60))
+        publisher.publish_all()
+        assert_published(settings, 60)
+        client.xtrim(log_key("orders"), maxlen=0, approximate=False)
+        publisher.publish_all()
+    assert_published(settings, 60)
+
+
+def test_a_log_that_begins_where_the_outbox_was_pruned_starts_anew(
+    settings: Settings, client: Any, connection: psycopg.Connection[Any]
+) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        stale = client.dump(log_key("orders"))
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        connection.execute("DELETE FROM events.outbox_event WHERE position <= 100")
+        client.restore(log_key("orders"), 0, stale, replace=True)
+        with told(signals.HotLogRebuilt) as rebuilt:
+            publisher.publish_all()
+        assert [signal.stream_name for signal in rebuilt] == ["orders"]
+        assert hot_ids(settings.redis_url or "", "orders") == ids(101, 120)
+        client.flushdb()
+        publisher.publish_all()
+    assert hot_ids(settings.redis_url or "", "orders") == ids(101, 120)
+
+
+@pytest.mark.parametrize("entry_id", ["*", "1000000000000000-0"])
+def test_an_entry_that_somebody_else_wrote_is_thrown_away(
+    settings: Settings, client: Any, entry_id: str
+) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        client.xadd(log_key("orders"), {"e": "not ours"}, id=entry_id)
+        with told(signals.HotLogRebuilt, signals.StreamRefused) as told_of:
+            send(settings.database_url, "orders", 5)
+            publisher.publish_all()
+        assert [type(signal) for signal in told_of] == [signals.HotLogRebuilt]
+    assert_published(settings, 65)
+
+
+def test_an_id_that_stands_in_the_next_positions_place_is_thrown_away(
+    settings: Settings, client: Any
+) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        client.xadd(log_key("orders"), {"e": "not ours"}, id="61-7")
+        send(settings.database_url, "orders", 5)
+        publisher.publish_all()
+        assert_published(settings, 65)
+        client.xadd(log_key("orders"), {"e": "not ours"}, id="65-7")
+        publisher.publish_all()
+    assert_published(settings, 65)
+
+
+def test_an_idle_publisher_notices_a_foreign_entry(settings: Settings, client: Any) -> None:
+    read_up_to(settings, 0)
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 3)
+        publisher.publish_all()
+        client.xadd(log_key("orders"), {"e": "not ours"})
+        publisher.publish_all()
+    assert_published(settings, 3)
+
+
+def test_a_log_that_is_truly_ahead_stops_its_stream_and_no_other(
+    settings: Settings, client: Any, connection: psycopg.Connection[Any]
+) -> None:
+    """As after the promotion of a standby that had not received the last commits."""
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 10)
+        publisher.publish_all()
+    connection.execute("DELETE FROM events.outbox_event WHERE position > 6")
+    connection.execute("UPDATE events.stream SET head = 6, published = 6")
+    send(settings.database_url, "orders", 2)
+    send(settings.database_url, "others", 2)
+    with worker(settings) as publisher, told(signals.StreamRefused) as refused:
+        for _ in range(3):
+            publisher.publish_all()
+        assert [signal.stream_name for signal in refused] == ["orders"]
+        assert "ends at 10" in refused[0].reason
+        assert positions(settings) == list(range(1, 7))
+        assert_published(settings, 2, "others")
+        client.delete(log_key("orders"))
+        publisher.publish_all()
+    assert positions(settings) == list(range(1, 9))
+
+
+def test_another_databases_log_is_left_alone(settings: Settings, client: Any) -> None:
+    foreign = {"origin": str(uuid4()), "term": 1, "base": 0}
+    client.hset("penstock:{orders}:meta", mapping=foreign)
+    send(settings.database_url, "orders", 3)
+    send(settings.database_url, "others", 3)
+    with worker(settings) as publisher, told(signals.StreamRefused) as refused:
+        for _ in range(3):
+            publisher.publish_all()
+        assert [signal.stream_name for signal in refused] == ["orders"]
+        assert positions(settings) == []
+        assert hot_ids(settings.redis_url or "", "orders") == []
+        assert_published(settings, 3, "others")
+        client.delete("penstock:{orders}:meta")
+        publisher.publish_all()
+    assert_published(settings, 3)
+
+
+def test_a_term_that_postgres_has_forgotten_is_passed_by_taking_new_ones(
+    settings: Settings, client: Any
+) -> None:
+    send(settings.database_url, "orders", 3)
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    client.hset("penstock:{orders}:meta", "term", 5)
+    send(settings.database_url, "orders", 3)
+    with worker(settings) as publisher:
+        wait_until(
+            lambda: publisher.step() >= 0 and state_of(settings) == (6, 6),
+            seconds=SOON_SECONDS,
+            what="the term has caught up",
+        )
+    assert_published(settings, 6)
+
+
+@pytest.mark.slow
+def test_positions_are_given_out_while_redis_is_away(settings: Settings, tmp_path: Path) -> None:
+    valkey = EmbeddedValkey(tmp_path, persistence="none")
+    settings = replace(settings, redis_url=valkey.url)
+    read_up_to(settings, 0)
+    with (
+        told(signals.ServerLost, signals.ServerFound, signals.LeaseAcquired) as told_of,
+        valkey,
+        running(settings),
+    ):
+        send(settings.database_url, "orders", 120)
+        wait_until(
+            lambda: state_of(settings) == (120, 120), seconds=SOON_SECONDS, what="all is published"
+        )
+        valkey.crash()
+        send(settings.database_url, "orders", 120)
+        send(settings.database_url, "others", 120)
+        wait_until(
+            lambda: len(positions(settings) + positions(settings, "others")) == 360,
+            seconds=SOON_SECONDS,
+            what="everything has a position",
+        )
+        assert state_of(settings) == (240, 120)
+        valkey.start()
+        wait_until(
+            lambda: state_of(settings) == (240, 240) and state_of(settings, "others")[1] == 120,
+            seconds=SOON_SECONDS,
+            what="the restarted server has everything",
+        )
+        assert_published(settings, 240)
+        assert_published(settings, 120, "others")
+    kinds = [type(signal).__name__ for signal in told_of]
+    assert kinds.count("ServerLost") == kinds.count("ServerFound") == 1
+    assert kinds.count("LeaseAcquired") == 2, "no lease was given up"
+
+
+# ── streams ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_new_streams_are_found_without_being_told(settings: Settings) -> None:
+    with worker(settings) as publisher:
+        publisher.publish_all()
+        for stream_name in ("a", "b/c", "d.e:f"):
+            send(settings.database_url, stream_name, 3)
+            publisher.publish_all()
+            assert_published(settings, 3, stream_name)
+
+
+def test_a_lease_given_back_is_taken_by_the_next_publisher_at_once(settings: Settings) -> None:
+    with worker(settings) as first:
+        send(settings.database_url, "orders", 3)
+        first.publish_all()
+    with worker(settings) as second:
+        send(settings.database_url, "orders", 3)
+        second.publish_all()
+    assert_published(settings, 6)
+
+
+def test_a_publisher_asked_to_stop_begins_no_further_batch(settings: Settings) -> None:
+    send(settings.database_url, "orders", 3)
+    with worker(settings) as publisher:
+        publisher.publisher._stop_requested = lambda: True
+        assert publisher.step() == 0
+    assert positions(settings) == []
+
+
+# ── PostgreSQL alone ───────────────────────────────────────────────────────────────────────────
+
+
+def test_without_redis_events_are_numbered_and_readers_are_woken(settings: Settings) -> None:
+    settings = replace(settings, redis_url=None)
+    with worker(settings) as publisher, closing(NoHotLog(settings.database_url)) as reader:
+        send(settings.database_url, "orders", 60)
+        publisher.publish_all()
+        assert positions(settings) == list(range(1, 61))
+        assert state_of(settings) == (60, 60)
+
+        def read(wait_seconds: float) -> list[tuple[int, bytes]]:
+            return reader.read("orders", after=60, count=10, wait_seconds=wait_seconds)
+
+        assert read(SOON_SECONDS) == [], "the first call only begins to listen"
+        send(settings.database_url, "orders", 1)
+        publisher.publish_all()
+        with told(signals.BatchConfirmed) as confirmed:
+            waiting = threading.Thread(target=read, args=(SOON_SECONDS,))
+            waiting.start()
+            waiting.join(SOON_SECONDS / 2)
+            assert not waiting.is_alive(), "the notification was waiting"
+            assert confirmed == []
+        assert read(0.0) == []
+
+
+def test_without_redis_a_crash_before_the_confirmation_is_made_good(settings: Settings) -> None:
+    settings = replace(settings, redis_url=None)
+    send(settings.database_url, "orders", 3)
+    doomed = Worker(settings)
+    with at(signals.BatchNumbered, crash), pytest.raises(Crash):
+        doomed.publish_all()
+    doomed.die()
+    assert state_of(settings) == (3, 0)
+    with worker(settings) as publisher:
+        publisher.publish_all()
+    assert state_of(settings) == (3, 3)
