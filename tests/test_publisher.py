@@ -256,6 +256,7 @@ def test_the_confirmation_alone_may_be_lost_in_a_crash(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_stale_statistics_do_not_lead_the_planner_astray(
     settings: Settings, connection: psycopg.Connection[Any]
 ) -> None:
@@ -299,6 +300,26 @@ def plans_of(connection: psycopg.Connection[Any], settings: Settings) -> list[st
             assert len(outbox.number(connection, lease, 5, sweep=sweep)) == 5
         publisher.keeper.release(connection, lease)
     return [plan for plan in heard if "position IS NULL" in plan]
+
+
+def test_a_publisher_with_nothing_to_do_writes_nothing(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    def next_xid() -> Any:
+        return connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())").fetchone()
+
+    with worker(settings) as publisher:
+        send(settings.database_url, "orders", 3)
+        publisher.publish_all()
+
+        def is_quiet() -> bool:
+            before = next_xid()
+            for _ in range(5):
+                publisher.step()
+            return bool(next_xid() == before)
+
+        # The server may write something of its own meanwhile, but not every time.
+        wait_until(is_quiet, seconds=SOON_SECONDS, what="idle steps write nothing")
 
 
 # ── two publishers ─────────────────────────────────────────────────────────────────────────────

@@ -25,9 +25,11 @@ class Signal:
     registry: ClassVar[dict[str, type[Signal]]] = {}
     level: ClassVar[Level] = Level.DEBUG
 
-    def __init_subclass__(cls, level: Level = Level.DEBUG, **kwargs: Any) -> None:
+    def __init_subclass__(cls, level: Level | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.level = level
+        # A dataclass with slots is made twice, the second time without its keywords.
+        if level is not None:
+            cls.level = level
         Signal.registry[cls.__name__] = cls
 
 
