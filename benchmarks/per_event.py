@@ -19,7 +19,15 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from benchmarks.children import serve, wait_for_parent
-from benchmarks.workload import EVENT_TYPE, METADATA, User, add_row, insert_row, tame_garbage_collection, user_fields
+from benchmarks.workload import (
+    EVENT_TYPE,
+    METADATA,
+    User,
+    add_row,
+    insert_row,
+    tame_garbage_collection,
+    user_fields,
+)
 
 STREAM_KEY = "bench:users"
 READ_COUNT = 100
@@ -57,7 +65,10 @@ Handle = Callable[[User, Session], None]
 class PerEventConsumer:
     """Reads the Redis stream a hundred at a time and gives every event its own transaction."""
 
-    def __init__(self, database_url: str, redis_url: str, name: str, handle: Handle) -> None:
+    def __init__(
+        self, database_url: str, redis_url: str, stream_key: str, name: str, handle: Handle
+    ) -> None:
+        self._stream_key = stream_key
         self._engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
         self._redis = redis.Redis.from_url(redis_url)
         self._name = name
@@ -68,7 +79,7 @@ class PerEventConsumer:
 
     def step(self, *, count: int = READ_COUNT, block_ms: int | None = None) -> int:
         """Handle what one read returns."""
-        reply: Any = self._redis.xread({STREAM_KEY: self._last}, count=count, block=block_ms)
+        reply: Any = self._redis.xread({self._stream_key: self._last}, count=count, block=block_ms)
         entries = stream_entries(reply)
         for entry_id, fields in entries:
             self._handle_one(entry_id.decode(), fields)
@@ -95,7 +106,8 @@ class PerEventConsumer:
 class PerEventPublisher:
     """Selects a hundred unpublished rows, then appends and marks them row by row."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    def __init__(self, database_url: str, redis_url: str, stream_key: str) -> None:
+        self._stream_key = stream_key
         self._connection = psycopg.connect(database_url)
         self._redis = redis.Redis.from_url(redis_url)
 
@@ -104,7 +116,7 @@ class PerEventPublisher:
         rows = self._connection.execute(SELECT_UNPUBLISHED, (SELECT_COUNT,)).fetchall()
         for outbox_id, event_uuid, event_type, payload, metadata in rows:
             self._redis.xadd(
-                STREAM_KEY,
+                self._stream_key,
                 {
                     "outbox_id": outbox_id,
                     "event_uuid": event_uuid,
@@ -164,9 +176,8 @@ HANDLERS: Mapping[str, Handle] = {
 class Requests:
     """What the measuring process may ask for."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
-        self._database_url = database_url
-        self._redis_url = redis_url
+    def __init__(self, *place: str) -> None:
+        self._place = place
 
     def answer(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Do it; the answer says how long it took."""
@@ -178,9 +189,7 @@ class Requests:
         raise AssertionError(what)
 
     def _consume(self, handler: str, warm_up: int, count: int) -> float:
-        consumer = PerEventConsumer(
-            self._database_url, self._redis_url, handler, HANDLERS[handler]
-        )
+        consumer = PerEventConsumer(*self._place, handler, HANDLERS[handler])
         try:
             consumer.step(count=warm_up)
             tame_garbage_collection()
@@ -193,7 +202,7 @@ class Requests:
             consumer.close()
 
     def _publish(self, count: int) -> float:
-        publisher = PerEventPublisher(self._database_url, self._redis_url)
+        publisher = PerEventPublisher(*self._place)
         try:
             publisher.step()
             tame_garbage_collection()
@@ -206,9 +215,9 @@ class Requests:
             publisher.close()
 
 
-def publish_for_ever(database_url: str, redis_url: str) -> None:
+def publish_for_ever(database_url: str, redis_url: str, stream_key: str) -> None:
     """Publish whenever a sender notifies."""
-    publisher = PerEventPublisher(database_url, redis_url)
+    publisher = PerEventPublisher(database_url, redis_url, stream_key)
     with psycopg.connect(database_url, autocommit=True) as listener:
         listener.execute(LISTEN)
         while True:
@@ -218,22 +227,22 @@ def publish_for_ever(database_url: str, redis_url: str) -> None:
                 pass
 
 
-def consume_for_ever(database_url: str, redis_url: str, handler: str) -> None:
+def consume_for_ever(database_url: str, redis_url: str, stream_key: str, handler: str) -> None:
     """Handle whatever arrives."""
-    consumer = PerEventConsumer(database_url, redis_url, handler, HANDLERS[handler])
+    consumer = PerEventConsumer(database_url, redis_url, stream_key, handler, HANDLERS[handler])
     while True:
         consumer.step(block_ms=BLOCK_MS)
 
 
-def main(what: str, database_url: str, redis_url: str, *arguments: str) -> None:
-    """One of: `serve`, `publisher`, `consumer HANDLER`."""
+def main(what: str, *arguments: str) -> None:
+    """Arguments: `serve | publisher | consumer`, DATABASE, REDIS, STREAM KEY, [HANDLER]."""
     if what == "serve":
-        serve(Requests(database_url, redis_url).answer)
+        serve(Requests(*arguments).answer)
         return
     work = publish_for_ever if what == "publisher" else consume_for_ever
     tame_garbage_collection()
     # A daemon: whatever it waits for, it ends with the process.
-    threading.Thread(target=work, args=(database_url, redis_url, *arguments), daemon=True).start()
+    threading.Thread(target=work, args=arguments, daemon=True).start()
     wait_for_parent()
 
 

@@ -128,7 +128,7 @@ class Senders:
         return {"sent": sent, "seconds": elapsed}
 
 
-def run_worker(role: str, database_url: str, redis_url: str) -> None:
+def run_worker(role: str, database_url: str, redis_url: str, prefix: str) -> None:
     """A worker process with one role, until the parent ends."""
     stop = threading.Event()
 
@@ -137,11 +137,11 @@ def run_worker(role: str, database_url: str, redis_url: str) -> None:
         stop.set()
 
     threading.Thread(target=stop_with_parent, daemon=True).start()
-    open_pipeline(database_url, redis_url).run_worker([role], stop)
+    open_pipeline(database_url, redis_url, redis_prefix=prefix).run_worker([role], stop)
 
 
 def main(what: str, *arguments: str) -> None:
-    """One of: `sender REDIS DATABASE…`, `worker ROLE DATABASE REDIS`."""
+    """One of: `sender REDIS DATABASE…`, `worker ROLE DATABASE REDIS PREFIX`."""
     if what == "sender":
         serve(Senders(*arguments).answer)
     else:

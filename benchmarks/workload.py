@@ -54,7 +54,8 @@ def user_fields(number: int) -> dict[str, Any]:
         "currency": "EUR",
         "tags": ["new", "invited", "newsletter"],
         "active": number % 2 == 0,
-        "note": "The engine weaves algebraical patterns as the loom weaves flowers and leaves.",
+        "note": "The engine weaves algebraical patterns just as the loom weaves flowers and leaves;"
+        " it might act upon other things besides number.",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
@@ -18,9 +19,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from penstock.cli import main
 from penstock.core.leases import PUBLISHER
 from penstock.stores.leases import LeaseTable
-from penstock.stores.migrations import migrate, migrations, render_sql, require_current
+from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
 from tests.waiting import wait_until
 
@@ -48,53 +50,64 @@ def ship_order(event: OrderPlaced, connection: Connection) -> None:
 
 
 @dataclass(frozen=True)
+class Done:
+    """What a command said."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
 class Penstock:
-    """Runs `python -m penstock` in a folder, with these settings and no others."""
+    """The command line in a folder, with these settings and no others."""
 
     folder: Path
     variables: dict[str, str]
+    capture: pytest.CaptureFixture[str]
 
-    def __call__(
-        self, *arguments: str, code: int = 0, stdin: str = "", **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(**variables),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            check=False,
-        )
-        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr
-        return done
+    def __call__(self, *arguments: str, code: int = 0, stdin: str = "", **variables: str) -> Done:
+        """Run a command to its end, in this process: starting Python takes a second."""
+        self.capture.readouterr()
+        with pytest.MonkeyPatch.context() as world:
+            world.chdir(self.folder)
+            world.setattr(os, "environ", self.environment(variables))
+            world.setattr(sys, "argv", ["penstock", *arguments])
+            world.setattr(sys, "stdin", io.StringIO(stdin))
+            world.setattr(sys, "path", [*sys.path])
+            world.setattr(sys, "modules", sys.modules.copy())
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = self.capture.readouterr()
+        assert (ended.value.code or 0) == code, f"{ended.value.code}: {said.out}{said.err}"
+        return Done(said.out, said.err)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Run a command in a process of its own."""
         return subprocess.Popen(
-            self.command(*arguments),
+            [sys.executable, "-m", "penstock", *arguments],
             cwd=self.folder,
-            env=self.environment(**variables),
+            env=self.environment(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "penstock", *arguments]
+    def without_settings(self) -> Penstock:
+        return replace(self, variables={})
 
-    def environment(self, **variables: str) -> dict[str, str]:
+    def environment(self, variables: dict[str, str]) -> dict[str, str]:
         ours = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
         given = {f"PENSTOCK_{name}": text for name, text in variables.items()}
         return {**ours, **self.variables, **given}
 
 
 @pytest.fixture
-def penstock(tmp_path: Path, database_url: str, redis_url: str) -> Penstock:
+def penstock(
+    tmp_path: Path, database_url: str, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> Penstock:
     """The command line on a migrated database."""
     variables = {"PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_REDIS_URL": redis_url}
-    return Penstock(tmp_path, variables)
+    return Penstock(tmp_path, variables, capsys)
 
 
 @pytest.fixture
@@ -147,15 +160,21 @@ def test_two_migrations_at_once_do_the_work_once(
 def test_the_printed_sql_makes_a_schema_that_works(
     penstock: Penstock, empty_database_url: str
 ) -> None:
-    printed = penstock("migrate", "--sql", SCHEMA="elsewhere", DATABASE_URL="").stdout
+    printed = penstock.without_settings()("migrate", "--sql", SCHEMA="elsewhere").stdout
     assert printed == render_sql("elsewhere")
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(printed.encode())
         require_current(connection, "elsewhere")
-    variables = {"DATABASE_URL": empty_database_url, "SCHEMA": "elsewhere"}
-    assert "up to date" in penstock("migrate", **variables).stdout
-    penstock("send", "--stream", "orders", "--event-type", "placed", **variables)
-    status = json.loads(penstock("status", "--json", **variables).stdout)
+    elsewhere = replace(
+        penstock,
+        variables={
+            "PENSTOCK_DATABASE_URL": empty_database_url,
+            "PENSTOCK_SCHEMA": "elsewhere",
+        },
+    )
+    assert "up to date" in elsewhere("migrate").stdout
+    elsewhere("send", "--stream", "orders", "--event-type", "placed")
+    status = json.loads(elsewhere("status", "--json").stdout)
     assert [stream["unnumbered"] for stream in status["streams"]] == [1]
 
 
@@ -403,7 +422,7 @@ def test_run_says_which_consumers_there_are(shop: Penstock) -> None:
 
 @pytest.mark.slow
 def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock) -> None:
-    nowhere = Penstock(shop.folder, {})
+    nowhere = shop.without_settings()
     process = nowhere.start("--app", "shop:pipeline", "dev")
     dev_env = shop.folder / ".penstock" / "dev.env"
     try:

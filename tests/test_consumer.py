@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock.core.events import Event, StreamEvent
-from penstock.errors import LeaseLost, RegistrationError, RetryableError
+from penstock.errors import LeaseLost, RegistrationError, RetryableError, ServerUnavailable
 from penstock.pipeline.context import Context
 from penstock.pipeline.sending import Sender
 from penstock.telemetry import signals
@@ -369,8 +369,8 @@ def test_around_is_entered_for_each_batch(bench: Workbench) -> None:
 
 
 def log_key(client: redis.Redis) -> str:
-    (key,) = [key for key in client.keys("*log*")]
-    return str(key.decode())
+    (key,) = client.keys("*log*")
+    return key.decode() if isinstance(key, bytes) else key
 
 
 @pytest.mark.parametrize("damage", ["first", "middle", "last", "all", "foreign", "forged"])
@@ -593,3 +593,36 @@ def test_what_a_failing_handler_sends_is_never_sent(bench: Workbench) -> None:
         "SELECT payload->>'n' FROM events.outbox_event WHERE stream_name = 'invoices'"
     )
     assert sent == ["1"]
+
+
+def test_a_connection_lost_in_mid_batch_is_no_attempt(bench: Workbench) -> None:
+    def cut(event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        bench.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'penstock test worker' AND datname = current_database()"
+        )
+        session.execute(text("SELECT 1"))
+
+    bench.send(2)
+    bench.publish()
+    consumer = bench.consumer(cut)
+    with heard(signals.EventFailed) as failures, pytest.raises(ServerUnavailable):
+        consumer.step()
+    assert failures == []
+    assert effects(bench) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [psycopg.OperationalError("the handler's other database is away"), TimeoutError("slow")],
+)
+def test_trouble_with_somebody_elses_server_is_an_attempt(
+    bench: Workbench, error: Exception
+) -> None:
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(Moody(1, error).on_session)
+    with heard(signals.EventFailed) as failures:
+        consumer.step()
+    assert len(failures) == 1

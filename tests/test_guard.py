@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from penstock.core.events import Event
 from penstock.core.transaction_control import Control, find_control
+from penstock.errors import CommitInTransactionError, ServerUnavailable
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
@@ -94,7 +95,7 @@ def swallows_the_refusal(event: Placed, session: Session) -> None:
     session.execute(text(STRAY))
     try:
         session.commit()
-    except Exception:
+    except CommitInTransactionError:
         session.execute(text(STRAY))
 
 
@@ -247,7 +248,7 @@ def test_the_server_refuses_what_the_guard_cannot_see(bench: Workbench, sql: byt
     for _ in range(3):
         try:
             consumer.step()
-        except psycopg.OperationalError:
+        except ServerUnavailable:
             break
     assert bench.checkpoint() <= 1
     assert len(bench.rows("SELECT n FROM stray")) == bench.checkpoint()

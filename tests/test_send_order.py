@@ -155,6 +155,7 @@ def is_waiting(outbox: Outbox, connection: psycopg.Connection[Any]) -> bool:
     return outbox.connection.execute(query, [connection.info.backend_pid]).fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_forty_thousand_keys_in_one_transaction_take_a_bounded_number_of_locks(
     engine: Engine, outbox: Outbox
 ) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from penstock.runtime.processes import (
 from penstock.stores.configuration import gather, masked_url, remove_dev_env, write_dev_env
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, running_servers
-from penstock.telemetry.logs import Format, configure_logging
+from penstock.telemetry.logs import LEVELS, Format, configure_logging
 
 SERVERS_FOLDER = Path(".penstock", "servers")
 
@@ -43,6 +44,34 @@ LogFormat = Annotated[
     str | None,
     typer.Option(envvar="PENSTOCK_LOG_FORMAT", help="human or json; by default as fits stderr."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """How this process and its children write their logs."""
+
+    level: str
+    log_format: Format | None
+
+    @classmethod
+    def of(cls, level: str, log_format: str | None) -> LogChoice:
+        """Check what the command line says. Raises UsageError."""
+        if level.lower() not in LEVELS:
+            raise UsageError(f"--log-level {level!r} must be one of {', '.join(LEVELS)}.")
+        match log_format:
+            case "human" | "json" | None:
+                return cls(level.lower(), log_format)
+        raise UsageError(f"--log-format {log_format!r} must be human or json.")
+
+    def apply(self) -> None:
+        """Write the logs of this process that way."""
+        configure_logging(self.level, self.log_format)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What makes a child process do the same."""
+        variables = {"PENSTOCK_LOG_LEVEL": self.level}
+        return variables | ({"PENSTOCK_LOG_FORMAT": self.log_format} if self.log_format else {})
 
 
 def run(
@@ -57,7 +86,7 @@ def run(
 ) -> None:
     """Run publisher and consumers, a process each; without a flag, everything."""
     invocation = invocation_of(context)
-    logging_variables = _configure_logging(log_level, log_format)
+    logs = LogChoice.of(log_level, log_format)
     if invocation.app is None and not (publisher and not consumers):
         raise UsageError("To run consumers, say where they are: --app module:attribute.")
     roles = choose_roles(invocation.pipeline.consumers, publisher=publisher, globs=consumers or ())
@@ -66,13 +95,13 @@ def run(
     except ServerUnavailable as error:
         # Workers outlive an absent server, so its absence now is no reason to give up.
         print_note(f"{error} The workers wait for it.")
-    _supervise(invocation, roles, logging_variables)
+    _supervise(invocation, roles, logs)
 
 
 def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFormat = None) -> None:
     """Run everything on embedded servers that live in .penstock, for development."""
     invocation = invocation_of(context)
-    logging_variables = _configure_logging(log_level, log_format)
+    logs = LogChoice.of(log_level, log_format)
     signal.signal(signal.SIGTERM, _leave)
     with _development_servers(Path.cwd()):
         settings = invocation.pipeline.settings
@@ -87,7 +116,7 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
             "  penstock send --continuous\n"
             "  penstock status --watch"
         )
-        _supervise(invocation, roles, logging_variables)
+        _supervise(invocation, roles, logs)
 
 
 def work(
@@ -102,7 +131,7 @@ def work(
     """Work in this process, in the given roles, until SIGTERM."""
     if parent is not None:
         end_with_parent(parent)
-    _configure_logging(log_level, log_format)
+    LogChoice.of(log_level, log_format).apply()
     pipeline = invocation_of(context).pipeline
     stop = threading.Event()
     stop_on_signals(stop, pipeline.settings.shutdown_seconds)
@@ -122,12 +151,11 @@ def choose_roles(names: Iterable[str], *, publisher: bool, globs: Iterable[str])
     return [PUBLISHER] * publisher + [consumer_role(name) for name in chosen]
 
 
-def _supervise(
-    invocation: Invocation, roles: list[str], environment: Mapping[str, str]
-) -> NoReturn:
+def _supervise(invocation: Invocation, roles: list[str], logs: LogChoice) -> NoReturn:
     settings = invocation.settings
+    logs.apply()
     group = ProcessGroup(
-        [_worker_spec(invocation.app, role, environment) for role in roles],
+        [_worker_spec(invocation.app, role, logs.variables) for role in roles],
         shutdown_seconds=settings.shutdown_seconds,
         on_death=partial(release_dead_worker, settings),
     )
@@ -167,21 +195,6 @@ def _development_servers(folder: Path) -> Iterator[None]:
         for name, url in urls.items():
             os.environ[f"PENSTOCK_{name.upper()}"] = url or "none"
         yield
-
-
-def _configure_logging(level: str, log_format: str | None) -> dict[str, str]:
-    """Configure this process; returns what makes its children do the same."""
-    chosen: Format | None
-    match log_format:
-        case "human" | "json":
-            chosen = log_format
-        case None:
-            chosen = None
-        case _:
-            raise UsageError(f"--log-format {log_format!r} must be human or json.")
-    configure_logging(level, chosen)
-    variables = {"PENSTOCK_LOG_LEVEL": level}
-    return variables if chosen is None else {**variables, "PENSTOCK_LOG_FORMAT": chosen}
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -62,9 +62,13 @@ def send(
     event = RawEvent(event_type, parse_payload(payload), version=version)
     # Before SQLAlchemy: these errors say what to do about a server or a schema that is not there.
     invocation.connect("send").close()
-    sent = invocation.pipeline.send_now(
-        stream, event, key=UNSET if key is None else key, event_uuid=event_uuid
-    )
+    pipeline = invocation.pipeline
+    try:
+        sent = pipeline.send_now(
+            stream, event, key=UNSET if key is None else key, event_uuid=event_uuid
+        )
+    finally:
+        pipeline.engine.dispose()
     console.print(str(sent))
 
 

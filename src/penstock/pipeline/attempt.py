@@ -11,17 +11,16 @@ from typing import Any, Protocol
 import psycopg
 from pydantic import ValidationError
 
-from penstock.core.failures import as_contract_error
+from penstock.core.failures import as_contract_error, describe
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
-from penstock.errors import ContractError, LeaseLost
+from penstock.errors import ContractError, LeaseLost, ServerUnavailable
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.stores.inbox import Claim, Inbox
-from penstock.stores.postgres import is_lost
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
@@ -82,12 +81,12 @@ class Attempt:
         self._may_pipeline = plan.can_pipeline
 
     def run(self, batch: Batch, lease: Lease, attempt_number: int) -> Settled:
-        """Settle the batch. Raises HandlerFailed, LeaseLost, or the error of a lost connection."""
+        """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
         try:
             with self._seams.around(), self._pipelined(batch):
                 return self._transact(batch, lease, attempt_number)
-        except LeaseLost:
-            self._worker.rollback()
+        except LeaseLost as error:
+            self._rollback_after(error)
             raise
         except HandlerFailed as failure:
             self._rollback_after(failure.error)
@@ -100,9 +99,12 @@ class Attempt:
             raise HandlerFailed(error, None) from error
 
     def _rollback_after(self, error: Exception) -> None:
-        if is_lost(error):
+        if self._worker.is_lost:
             # Not an attempt: whether a COMMIT happened is read from the database, not guessed.
-            raise error
+            raise ServerUnavailable(
+                f"The connection of {self._consumer} broke in mid-batch: {describe(error)}. "
+                "The batch happened as a whole or not at all; the checkpoint tells."
+            ) from error
         self._worker.rollback()
 
     def _pipelined(self, batch: Batch) -> AbstractContextManager[Any]:

@@ -78,10 +78,14 @@ def unreachable(url: str, error: Exception) -> ServerUnavailable:
     )
 
 
+_LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
+"""Ended by an administrator, a crash, a shutdown or an idle limit; 57014 is only a cancel."""
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether an error means that the connection is gone, rather than that a statement is wrong."""
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         sqlstate = error.sqlstate or ""
-        return not sqlstate or sqlstate[:2] in ("08", "57") or sqlstate == "25P03"
+        return not sqlstate or sqlstate.startswith("08") or sqlstate in _LOST_STATES
     original = getattr(error, "orig", None)
     return original is not None and is_lost(original)

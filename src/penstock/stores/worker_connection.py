@@ -40,6 +40,10 @@ class WorkerConnection(Protocol):
 
     guard: Guard
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone, and with it the knowledge of a COMMIT's outcome."""
+
     def run(self, work: Callable[[], T]) -> T:
         """Run a stage's work where the connection lives."""
 
@@ -121,6 +125,11 @@ class SyncWorkerConnection:
         self._driver = driver
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._driver.closed
 
     def run(self, work: Callable[[], T]) -> T:
         """Run it here and now."""
@@ -240,6 +249,11 @@ class AsyncWorkerConnection:
         proxy: Any = self._sqlalchemy.sync_connection.connection
         result: T = proxy.run_async(make)
         return result
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._driver.closed
 
     def run(self, work: Callable[[], T]) -> T:
         """Run it on the loop, in a greenlet that may await."""
