@@ -169,11 +169,12 @@ def run_case(case: Case, servers: Servers, template: str, redis_database: int) -
         try:
             was_reached = _kill_and_take_over(case, line)
         except Exception:  # noqa: BLE001 - whatever it is, it belongs into the report
-            tails = [f"{worker.log.name}:\n{worker.tail()}" for worker in line.workers]
-            details = "\n".join([traceback.format_exc(), *tails])
+            details = f"{traceback.format_exc()}\n{line.tails()}"
             return Outcome(case, Result.ANOMALY, time.monotonic() - started_at, details)
-    result = Result.HIT if was_reached else Result.NOT_REACHED
-    return Outcome(case, result, time.monotonic() - started_at)
+        seconds = time.monotonic() - started_at
+        if was_reached:
+            return Outcome(case, Result.HIT, seconds)
+        return Outcome(case, Result.NOT_REACHED, seconds, line.tails())
 
 
 def _kill_and_take_over(case: Case, line: Line) -> bool:
@@ -281,7 +282,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     lines += ["not reached:"]
     lines += [f"  {name:<20} {why}" for name, why in NOT_REACHABLE.items()]
     lines += [
-        f"  {o.case.signal:<20} {o.case.role}: not emitted within {REACH_SECONDS:g} s"
+        f"  {o.case.signal:<20} {o.case.role}: not emitted within {REACH_SECONDS:g} s\n{o.details}"
         for o in outcomes
         if o.result is Result.NOT_REACHED
     ]

@@ -49,6 +49,12 @@ SETTINGS: Mapping[str, Any] = {
     "shutdown_seconds": 5.0,
 }
 
+PROGRESS = """
+SELECT (SELECT count(*) FROM events.outbox_event WHERE position IS NULL),
+       (SELECT count(*) FROM events.stream_lease WHERE role = ANY(%s) AND checkpoint >=
+               (SELECT coalesce(max(head), 0) FROM events.stream))
+"""
+
 
 class Worker:
     """A real worker process, which may be killed, stopped and continued."""
@@ -119,11 +125,18 @@ class Line:
         self._pipeline = build_pipeline(
             database_url=database_url, redis_url=redis_url, **self.settings
         )
-        self._sender = Sender(self._pipeline, self._journal, seed=1)
+        self._senders: list[Sender] = []
+        self._sender = self.sender(seed=1)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._asking = threading.Lock()
 
     def close(self) -> None:
         for worker in self.workers:
             worker.end()
+        for sender in self._senders:
+            sender.close()
+        if self._connection is not None:
+            self._connection.close()
         self._journal.close()
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────
@@ -135,7 +148,9 @@ class Line:
 
     def sender(self, seed: int) -> Sender:
         """One more sender in this process, for a thread of its own."""
-        return Sender(self._pipeline, self._journal, seed)
+        sender = Sender(self._pipeline, self._journal, seed)
+        self._senders.append(sender)
+        return sender
 
     def start_sender(
         self, transactions: int, *, seed: int = 7, failpoint: str | None = None
@@ -203,8 +218,11 @@ class Line:
     # ── looking ───────────────────────────────────────────────────────────────────────────────
 
     def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.database_url, autocommit=True) as connection:
-            cursor = connection.execute(query.encode(), parameters)
+        """The rows of a query, on a connection that is kept: waiting asks very often."""
+        with self._asking:
+            if self._connection is None or self._connection.closed:
+                self._connection = psycopg.connect(self.database_url, autocommit=True)
+            cursor = self._connection.execute(query.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def value(self, query: str, *parameters: Any) -> Any:
@@ -274,21 +292,20 @@ class Line:
     ) -> None:
         """Everything that is in the outbox is numbered and settled by these consumers."""
 
-        def is_done() -> bool:
-            rows = self.ask(
-                "SELECT count(*) FILTER (WHERE position IS NULL), coalesce(max(position), 0)"
-                "  FROM events.outbox_event"
-            )
-            unnumbered, head = rows[0]
-            done = self.ask(
-                "SELECT count(*) FROM events.stream_lease"
-                " WHERE role = ANY(%s) AND checkpoint >= %s",
-                [lease_role(name) for name in consumers],
-                head,
-            )
-            return bool(unnumbered == 0 and done[0][0] == len(consumers))
+        roles = [lease_role(name) for name in consumers]
 
-        wait_until(is_done, seconds=seconds, what="everything is handled")
+        def is_done() -> bool:
+            try:
+                ((unnumbered, done),) = self.ask(PROGRESS, roles)
+            except psycopg.OperationalError:
+                return False
+            return bool(unnumbered == 0 and done == len(consumers))
+
+        wait_until(is_done, seconds=seconds, what=f"everything is handled:\n{self.tails()}")
+
+    def tails(self) -> str:
+        """The last words of every worker process."""
+        return "\n".join(f"{worker.log.name}:\n{worker.tail()}" for worker in self.workers)
 
     def close_books(
         self, consumers: Sequence[str] = CONSUMERS, seconds: float = SOON_SECONDS

@@ -21,7 +21,6 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from penstock.app import Pipeline
 from penstock.core.events import Event, StreamEvent
@@ -155,9 +154,10 @@ class Sender:
         self._pipeline = pipeline
         self._journal = journal
         self._chance = random.Random(seed)  # noqa: S311 - a reproducible workload
-        self._engine = create_engine(
-            sqlalchemy_url(pipeline.settings.database_url), poolclass=NullPool
-        )
+        self._engine = create_engine(sqlalchemy_url(pipeline.settings.database_url))
+
+    def close(self) -> None:
+        self._engine.dispose()
 
     def send(self, *, late: Callable[[], None] = lambda: None) -> int:
         """One transaction. Returns how many events it has committed for sure."""
