@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -47,7 +48,7 @@ def main() -> None:
     scale = QUICK if options.quick else FULL
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     results: list[Result] = []
-    with made_bed() as bed:
+    with made_bed(durable=not options.quick) as bed:
         for prefix, open_group in GROUPS:
             if _is_asked_for(prefix, options.only):
                 results += _measure(bed, scale, open_group, rounds, options.only)
@@ -55,6 +56,9 @@ def main() -> None:
         print(json.dumps([result.as_json() for result in results], indent=2))
     else:
         print(table(results))
+        print(
+            f"Load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+        )
 
 
 def _measure(

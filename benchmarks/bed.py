@@ -16,6 +16,8 @@ from psycopg import sql
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import Servers, running_servers
 
+TEMPLATE = "bench_template"
+
 
 @dataclass(frozen=True, slots=True)
 class Bed:
@@ -30,20 +32,28 @@ class Bed:
 
     def database(self, name: str) -> str:
         """The URL of a new database with the tables of both sides."""
-        with psycopg.connect(self.servers.database_url, autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = urlsplit(self.servers.database_url)._replace(path=f"/{name}").geturl()
-        migrate(url)
-        with psycopg.connect(url) as connection:
-            connection.execute(files("benchmarks").joinpath("bench.sql").read_text().encode())
-        return url
+        return _create(self.servers, name, TEMPLATE)
 
 
 @contextmanager
-def made_bed() -> Iterator[Bed]:
-    """Servers in a temporary folder, durable: without fsync there would be nothing to save."""
+def made_bed(*, durable: bool) -> Iterator[Bed]:
+    """Servers in a temporary folder. Only durable ones are worth measuring."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
-        running_servers(Path(folder), durable=True) as servers,
+        running_servers(Path(folder), durable=durable) as servers,
     ):
+        template_url = _create(servers, TEMPLATE, "template1")
+        migrate(template_url)
+        with psycopg.connect(template_url) as connection:
+            connection.execute(files("benchmarks").joinpath("bench.sql").read_text().encode())
         yield Bed(servers)
+
+
+def _create(servers: Servers, name: str, template: str) -> str:
+    with psycopg.connect(servers.database_url, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+    return urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()

@@ -94,7 +94,7 @@ def opened_latencies(bed: Bed, scale: Scale) -> Iterator[Sequence[Delay]]:
                 stack.enter_context(_penstock_line(bed, handler)),
                 stack.enter_context(_per_event_line(bed, handler)),
             )
-            for handler in ("psycopg", "orm")
+            for handler in scale.latency_handlers
         ]
 
 

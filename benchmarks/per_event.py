@@ -176,8 +176,8 @@ HANDLERS: Mapping[str, Handle] = {
 class Requests:
     """What the measuring process may ask for."""
 
-    def __init__(self, *place: str) -> None:
-        self._place = place
+    def __init__(self, database_url: str, redis_url: str, stream_key: str) -> None:
+        self._place = (database_url, redis_url, stream_key)
 
     def answer(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Do it; the answer says how long it took."""

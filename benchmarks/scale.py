@@ -17,6 +17,7 @@ class Scale:
     sending_seconds: float
     latencies: int
     latencies_warm_up: int
+    latency_handlers: tuple[str, ...]
 
 
 FULL = Scale(
@@ -28,6 +29,7 @@ FULL = Scale(
     sending_seconds=1.5,
     latencies=150,
     latencies_warm_up=20,
+    latency_handlers=("psycopg", "orm"),
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
@@ -39,4 +41,5 @@ QUICK = Scale(
     sending_seconds=0.1,
     latencies=5,
     latencies_warm_up=1,
+    latency_handlers=("psycopg",),
 )

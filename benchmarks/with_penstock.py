@@ -6,7 +6,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -58,7 +58,12 @@ def copy_rows(events: list[UserCreated], cursor: psycopg.Cursor[Any]) -> None:
             copy.write_row((event.user_id, event.email, event.amount_cents))
 
 
-HANDLERS = {"nothing": ignore, "orm": add_row, "psycopg": insert_row, "copy": copy_rows}
+HANDLERS: Mapping[str, Callable[..., None]] = {
+    "nothing": ignore,
+    "orm": add_row,
+    "psycopg": insert_row,
+    "copy": copy_rows,
+}
 
 
 def open_pipeline(database_url: str, redis_url: str, **settings: Any) -> Pipeline:

@@ -30,10 +30,11 @@ from penstock.core.books import (
 from penstock.core.leases import consumer_role
 from penstock.core.wire import encode_entry
 from penstock.stores.configuration import PREFIX
+from penstock.stores.identity import new_event_uuid
 from penstock.stores.migrations import migrate
 from penstock.telemetry.failpoints import ENVIRONMENT_NAME
 from tests.waiting import wait_until
-from tests.workload import STREAM, TABLES, Journal, Sender, build_pipeline
+from tests.workload import STREAM, TABLES, Journal, Posted, Sender, build_pipeline
 
 ROOT = Path(__file__).parent.parent
 CONSUMERS = ("session", "cursor", "coroutine")
@@ -151,6 +152,17 @@ class Line:
         sender = Sender(self._pipeline, self._journal, seed)
         self._senders.append(sender)
         return sender
+
+    @contextmanager
+    def held_transaction(self, account: str) -> Iterator[None]:
+        """An event whose row is drawn now and whose commit comes when the block ends."""
+        uuid = new_event_uuid()
+        self._journal.write("T", [uuid])
+        with psycopg.connect(self.database_url) as connection:
+            event = Posted(account=account, number=1)
+            self._pipeline.send(connection, STREAM, event, event_uuid=uuid)
+            yield
+        self._journal.write("K", [uuid])
 
     def start_sender(
         self, transactions: int, *, seed: int = 7, failpoint: str | None = None

@@ -1,7 +1,7 @@
-"""A process group of its own that tests may kill: `python -m tests.process_host FOLDER KIND…`.
+"""A process group that tests may kill: `python -m tests.process_host FOLDER SECONDS KIND…`.
 
 Each KIND becomes one child that writes its process and worker ids to FOLDER/started. `obedient`
-ends at SIGTERM, `deaf` ignores it, `brief` ends at once with code 3.
+ends at SIGTERM, `deaf` ignores it, `brief` ends at once with code 3. A stop may take SECONDS.
 """
 
 from __future__ import annotations
@@ -20,39 +20,29 @@ from penstock.runtime.processes import (
     stop_on_signals,
 )
 
-SHUTDOWN_SECONDS = 1.0
-
 
 def main() -> None:
-    folder, *kinds = sys.argv[1:]
+    folder, seconds, *kinds = sys.argv[1:]
     group = ProcessGroup(
-        [ProcessSpec(kind, child_command(folder, kind)) for kind in kinds],
-        shutdown_seconds=SHUTDOWN_SECONDS,
+        [ProcessSpec(kind, child_command(folder, seconds, kind)) for kind in kinds],
+        shutdown_seconds=float(seconds),
         on_death=lambda worker_id: note(Path(folder, "dead"), worker_id),
     )
     sys.exit(0 if group.run() else 1)
 
 
-def child_command(folder: str, kind: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        __spec__.name,
-        folder,
-        "--child",
-        kind,
-        WORKER_ID,
-        str(os.getpid()),
-    ]
+def child_command(folder: str, seconds: str, kind: str) -> list[str]:
+    arguments = ["--child", folder, seconds, kind, WORKER_ID, str(os.getpid())]
+    return [sys.executable, "-m", "tests.process_host", *arguments]
 
 
-def child(folder: str, kind: str, worker_id: str, parent: int) -> None:
-    end_with_parent(parent)
+def child(folder: str, seconds: str, kind: str, worker_id: str, parent: str) -> None:
+    end_with_parent(int(parent))
     stop = threading.Event()
     if kind == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        stop_on_signals(stop, SHUTDOWN_SECONDS)
+        stop_on_signals(stop, float(seconds))
     note(Path(folder, "started"), f"{kind} {os.getpid()} {worker_id}")
     if kind == "brief":
         sys.exit(3)
@@ -67,7 +57,7 @@ def note(path: Path, line: str) -> None:
 
 
 if __name__ == "__main__":
-    if "--child" in sys.argv:
-        child(sys.argv[1], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    if sys.argv[1] == "--child":
+        child(*sys.argv[2:])
     else:
         main()

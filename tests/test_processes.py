@@ -16,11 +16,11 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.runtime.processes import ProcessGroup, ProcessSpec, restart_delay_seconds
-from tests.process_host import SHUTDOWN_SECONDS
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 WAIT_SECONDS = 20.0
+LONG_SECONDS = 300.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -65,12 +65,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_children_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_child_that_does_not_listen_is_killed_when_its_time_is_up(tmp_path: Path) -> None:
-    with host(tmp_path, "deaf") as parent:
+    with host(tmp_path, "deaf", shutdown_seconds=0.5) as parent:
         (running,) = children(tmp_path, count=1)
         asked_at = time.monotonic()
         parent.terminate()
         assert parent.wait(WAIT_SECONDS) == 1
-        assert time.monotonic() - asked_at >= SHUTDOWN_SECONDS
+        assert time.monotonic() - asked_at >= 0.5
         assert not is_there(running.pid)
         assert dead(tmp_path) == [running.worker_id]
 
@@ -85,10 +85,8 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
             seconds=WAIT_SECONDS,
             what="the first signal has arrived",
         )
-        asked_at = time.monotonic()
         parent.terminate()
         assert parent.wait(WAIT_SECONDS) == 1
-        assert time.monotonic() - asked_at < SHUTDOWN_SECONDS
         assert not is_there(by_kind["deaf"].pid)
 
 
@@ -136,9 +134,12 @@ def test_two_processes_never_share_a_name() -> None:
 
 
 @contextmanager
-def host(folder: Path, *kinds: str) -> Iterator[subprocess.Popen[bytes]]:
+def host(
+    folder: Path, *kinds: str, shutdown_seconds: float = LONG_SECONDS
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process group under a parent of its own, which a test may kill."""
-    command = [sys.executable, "-m", "tests.process_host", str(folder), *kinds]
+    seconds = str(shutdown_seconds)
+    command = [sys.executable, "-m", "tests.process_host", str(folder), seconds, *kinds]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as parent:
         try:
             yield parent

@@ -16,13 +16,15 @@ import psycopg
 import pytest
 import redis
 
-from penstock.core.leases import consumer_role
+from penstock.core.leases import Lease, consumer_role
 from penstock.core.settings import Settings
 from penstock.core.wire import decode_entry, encode_entry
+from penstock.errors import LeaseLost
 from penstock.pipeline import publisher as publisher_module
 from penstock.stores.hot_log import NoHotLog
 from penstock.stores.leases import LeaseTable
 from penstock.stores.outbox import Outbox
+from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
 from penstock.stores.streams import Streams
 from penstock.telemetry import signals
@@ -190,9 +192,12 @@ def test_the_floor_never_passes_a_transaction_that_is_not_finished(
         psycopg.connect(settings.database_url) as slow,
         psycopg.connect(settings.database_url) as early,
     ):
+        for _ in range(4):
+            send(settings.database_url, "orders")
+            publisher.publish_all()
         early.execute("SELECT pg_current_xact_id()")
         (late,) = insert(slow, "orders")
-        ((late_id,),) = slow.execute("SELECT id FROM events.outbox_event").fetchall()
+        ((late_id,),) = slow.execute("SELECT max(id) FROM events.outbox_event").fetchall()
         insert(early, "orders")
         early.commit()
         for _ in range(6):
@@ -226,23 +231,67 @@ def test_a_row_below_the_floor_is_found_by_the_sweep(
     assert_published(settings, 4)
 
 
+def test_two_who_number_at_once_wait_for_each_other(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    lease = leased(settings, connection)
+    send(settings.database_url, "orders", 10)
+    second: list[tuple[int, str]] = []
+    with psycopg.connect(settings.database_url) as first, connection:
+        rows = Outbox().number(first, lease, 5)
+        rival = threading.Thread(
+            target=lambda: second.extend(Outbox().number(connection, lease, 5))
+        )
+        rival.start()
+        pid = connection.info.backend_pid
+        wait_until(
+            lambda: ask(settings.database_url, "SELECT pg_blocking_pids(%s)", pid) != [([],)],
+            seconds=SOON_SECONDS,
+            what="the second waits for the first",
+        )
+        first.commit()
+        rival.join(SOON_SECONDS)
+    assert [position for position, _ in rows] == [1, 2, 3, 4, 5]
+    assert [position for position, _ in second] == [6, 7, 8, 9, 10]
+
+
+def test_whoever_lost_the_lease_numbers_nothing(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    lease = leased(settings, connection)
+    send(settings.database_url, "orders", 10)
+    for lost in (replace(lease, term=lease.term - 1), replace(lease, owner_id="somebody")):
+        with pytest.raises(LeaseLost):
+            Outbox().number(connection, lost, 5)
+    assert positions(settings) == []
+
+
+def leased(settings: Settings, connection: psycopg.Connection[Any]) -> Lease:
+    """The publisher's lease, held by nobody in particular."""
+    Streams().register(connection, "orders")
+    LeaseTable().ensure(connection, "orders", "publisher")
+    lease = LeaseTable().acquire(
+        connection,
+        "orders",
+        "publisher",
+        owner_id="a test",
+        worker_id="a test",
+        lease_seconds=settings.lease_seconds,
+    )
+    assert lease is not None
+    return lease
+
+
 def test_numbering_is_durable_even_where_commits_are_not(
     settings: Settings, connection: psycopg.Connection[Any]
 ) -> None:
+    lease = leased(settings, connection)
     send(settings.database_url, "orders", 3)
-    with worker(settings) as publisher:
-        lease = publisher.keeper.acquire(connection, "orders", "publisher")
-        assert lease is None, "not registered yet"
-        Streams().register(connection, "orders")
-        LeaseTable().ensure(connection, "orders", "publisher")
-        lease = publisher.keeper.acquire(connection, "orders", "publisher")
-        assert lease is not None
-        with psycopg.connect(settings.database_url) as numbering:
-            numbering.execute("SET synchronous_commit = off")
-            Outbox().number(numbering, lease, 10)
-            setting = numbering.execute("SHOW synchronous_commit").fetchone()
-            assert setting == ("on",), "the setting that holds at COMMIT"
-        publisher.keeper.release(connection, lease)
+    with psycopg.connect(settings.database_url) as numbering:
+        numbering.execute("SET synchronous_commit = off")
+        Outbox().number(numbering, lease, 10)
+        setting = numbering.execute("SHOW synchronous_commit").fetchone()
+        assert setting == ("on",), "the setting that holds at COMMIT"
 
 
 def test_the_confirmation_alone_may_be_lost_in_a_crash(
@@ -268,18 +317,17 @@ def test_stale_statistics_do_not_lead_the_planner_astray(
     )
     connection.execute("ANALYZE events.outbox_event")
     connection.execute("UPDATE events.outbox_event SET position = id, term = 1")
-    Streams().register(connection, "orders")
+    lease = leased(settings, connection)
     connection.execute("UPDATE events.stream SET head = 200000, id_floor = 199000")
-    LeaseTable().ensure(connection, "orders", "publisher")
     send(settings.database_url, "orders", 10)
-    plans = plans_of(connection, settings)
+    plans = plans_of(connection, lease)
     assert plans, "auto_explain told nothing"
     for plan in plans:
         assert "Seq Scan on outbox_event" not in plan, plan
         assert "outbox_event_unnumbered" in plan, plan
 
 
-def plans_of(connection: psycopg.Connection[Any], settings: Settings) -> list[str]:
+def plans_of(connection: psycopg.Connection[Any], lease: Lease) -> list[str]:
     """The plans that the server really used for looking and for claiming."""
     heard: list[str] = []
     connection.add_notice_handler(lambda notice: heard.append(notice.message_primary or ""))
@@ -290,15 +338,11 @@ def plans_of(connection: psycopg.Connection[Any], settings: Settings) -> list[st
         ("client_min_messages", "log"),
     ):
         connection.execute("SELECT set_config(%s, %s, false)", [name, value])
-    with worker(replace(settings, redis_url=None)) as publisher:
-        lease = publisher.keeper.acquire(connection, "orders", "publisher")
-        assert lease is not None
-        outbox = Outbox()
-        outbox.has_unnumbered(connection, ["orders", "others"])
-        outbox.unnumbered_streams(connection)
-        for sweep in (False, True):
-            assert len(outbox.number(connection, lease, 5, sweep=sweep)) == 5
-        publisher.keeper.release(connection, lease)
+    outbox = Outbox()
+    outbox.has_unnumbered(connection, ["orders", "others"])
+    outbox.unnumbered_streams(connection)
+    for sweep in (False, True):
+        assert len(outbox.number(connection, lease, 5, sweep=sweep)) == 5
     return [plan for plan in heard if "position IS NULL" in plan]
 
 
@@ -349,7 +393,6 @@ def test_a_publisher_numbers_behind_a_predecessor_that_was_slow(settings: Settin
     send(settings.database_url, "orders", 10)
     with worker(settings) as slow, worker(settings) as successor:
         slow.publish_all()
-        (held,) = [p.lease for p in slow.publisher._publications.values()]
         ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
         send(settings.database_url, "orders", 10)
 
@@ -363,7 +406,42 @@ def test_a_publisher_numbers_behind_a_predecessor_that_was_slow(settings: Settin
 
         with at(signals.HotLogOpened, number_late):
             successor.publish_all()
-        assert held.term == 1
+    assert_published(settings, 20)
+
+
+def test_what_a_predecessor_appends_at_the_last_moment_does_not_look_like_a_log_ahead(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It numbers before its lease ends, and commits and appends before its successor opens."""
+    send(settings.database_url, "orders", 10)
+    with (
+        worker(settings) as slow,
+        worker(settings) as successor,
+        psycopg.connect(settings.database_url) as numbering,
+        told(signals.StreamRefused) as refused,
+    ):
+        slow.publish_all()
+        (held,) = slow.publisher._publications.values()
+        send(settings.database_url, "orders", 10)
+        rows = Outbox().number(numbering, held.lease, 5)
+        ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+        open_for_real = RedisLog.open
+
+        def open_late(log: RedisLog, stream_name: str, **arguments: Any) -> int | None:
+            numbering.commit()
+            log.append(
+                stream_name,
+                origin=held.origin,
+                term=held.lease.term,
+                first=rows[0][0],
+                entries=[encode_entry(body) for _, body in rows],
+            )
+            monkeypatch.setattr(RedisLog, "open", open_for_real)
+            return open_for_real(log, stream_name, **arguments)
+
+        monkeypatch.setattr(RedisLog, "open", open_late)
+        successor.publish_all()
+        assert refused == []
     assert_published(settings, 20)
 
 
@@ -467,7 +545,6 @@ def test_a_log_that_is_flushed_in_mid_stream_is_filled_again(
     with worker(settings) as publisher:
         send(settings.database_url, "orders", 230)
         publisher.step()
-        ask(settings.database_url, "UPDATE events.stream_lease SET term = term")
         if moment is signals.HotLogOpened:
             client.flushdb()
         with at(moment, client.flushdb):

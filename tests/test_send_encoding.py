@@ -63,9 +63,9 @@ class Point:
 
 
 def encode(event: Any, *, stream: Any = "orders", **options: Any) -> OutgoingEvent:
-    options.setdefault("event_uuid", uuid4())
-    options.setdefault("limits", LIMITS)
-    return encode_event(stream, event, **options)
+    if "event_uuid" not in options:
+        options["event_uuid"] = uuid4()
+    return encode_event(stream, event, **{"limits": LIMITS, **options})
 
 
 def nested(levels: int) -> list[Any]:
@@ -404,7 +404,7 @@ def test_a_thousand_events_are_encoded_in_milliseconds(make: Callable[[], Any]) 
     gc.collect()
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # of this thread alone, however busy the machine is
         batch_json([encode(e, event_uuid=u, key="k") for e, u in zip(events, uuids, strict=True)])
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.05  # some 10 ms; generous for a busy machine
+        times.append(time.thread_time() - began)
+    assert min(times) < 0.05  # it takes some 10 ms

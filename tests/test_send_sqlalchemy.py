@@ -601,6 +601,9 @@ def test_autocommit_is_refused_wherever_it_is_set(engine: Engine, database_url: 
             send(connection, "A")
         with Session(connection) as session, pytest.raises(UnsafeTransaction, match="autocommit"):
             send(session, "A")
+    session = Session(engine, execution_options={"isolation_level": "AUTOCOMMIT"})
+    with session, pytest.raises(UnsafeTransaction, match="autocommit"):
+        send(session, "A")
     with Session(engine) as session:
         session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
         with pytest.raises(UnsafeTransaction, match="autocommit"):
@@ -676,6 +679,18 @@ def test_a_missing_schema_says_what_to_run(session: Session) -> None:
         session.commit()
 
 
+def test_another_database_can_remember_but_not_store() -> None:
+    engine = create_engine("sqlite://")
+    with Session(engine) as session:
+        send(session, "A")
+        session.execute(text("SELECT 1"))
+        send(session, "B")
+        assert names(peek_pending(session)) == ["A", "B"]
+        with pytest.raises(UsageError, match="cannot be stored in sqlite"):
+            session.commit()
+    engine.dispose()
+
+
 def test_a_bad_event_leaves_the_transaction_usable(session: Session, outbox: ShopOutbox) -> None:
     with pytest.raises(InvalidEvent):
         sender.send(session, "orders", RawEvent("A", {"x": float("nan")}))
@@ -735,6 +750,37 @@ def test_a_connection_lost_before_commit_is_an_ordinary_error(
         with pytest.raises(OperationalError):  # nothing was sent, so it is not Penstock's matter
             session.commit()
     assert outbox.sent == []
+    engine.dispose()
+
+
+def test_a_connection_lost_by_a_late_insert_is_an_ordinary_error(
+    proxied: tuple[Proxy, str], outbox: ShopOutbox
+) -> None:
+    proxy, url = proxied
+    engine = create_engine(sqlalchemy_url(url))
+    transaction_buffer.watch(engine)
+    event.listen(engine, "commit", lambda connection: send(connection, "late"))
+    with engine.connect() as connection:
+        send(connection, "A")
+        proxy.cut_reply_to(b"send_many", nth=2)
+        with pytest.raises(OperationalError):
+            connection.commit()
+    assert (outbox.sent, proxy.cuts) == ([], 1)
+    engine.dispose()
+
+
+def test_a_connection_lost_at_a_commit_without_events_is_an_ordinary_error(
+    proxied: tuple[Proxy, str],
+) -> None:
+    proxy, url = proxied
+    engine = create_engine(sqlalchemy_url(url))
+    with engine.connect() as connection:
+        savepoint = connection.begin_nested()
+        send(connection, "A")
+        savepoint.rollback()
+        proxy.cut_reply_to(b"COMMIT")
+        with pytest.raises(OperationalError):
+            connection.commit()
     engine.dispose()
 
 

@@ -27,6 +27,7 @@ from penstock.core.retry import Retry
 from penstock.core.settings import Settings
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.signature import read_signature
+from penstock.pipeline.transaction_buffer import watch
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.postgres import connect_arguments, sqlalchemy_url
 from penstock.telemetry.bus import subscribe
@@ -71,18 +72,23 @@ class Pipeline:
     @cached_property
     def engine(self) -> Engine:
         """A SQLAlchemy engine on the pipeline's database."""
-        return create_engine(
+        engine = create_engine(
             sqlalchemy_url(self.settings.database_url),
             connect_args=connect_arguments(f"penstock {self.name}"),
         )
+        # Before any thread uses it: listeners must not be added while others are inside them.
+        watch(engine)
+        return engine
 
     @cached_property
     def async_engine(self) -> AsyncEngine:
         """The same for asyncio."""
-        return create_async_engine(
+        engine = create_async_engine(
             sqlalchemy_url(self.settings.database_url),
             connect_args=connect_arguments(f"penstock {self.name}"),
         )
+        watch(engine.sync_engine)
+        return engine
 
     @cached_property
     def _sender(self) -> Sender:

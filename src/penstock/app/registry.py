@@ -79,22 +79,22 @@ class Registry:
         if stream is not None and stream.events:
             known = [declared.__event_type__ for declared in stream.events]
             event_type = event.__event_type__ if isinstance(event, Event) else event.event_type
-            require(
-                event_type in known,
-                f"Stream {stream_name!r} does not carry {event_type!r}"
-                f"{_suggestion(event_type, known)} Nothing was sent. Declare the type with "
-                f"pipeline.stream({stream_name!r}, …), or build the pipeline with strict=False.",
-                UsageError,
-            )
+            # Not `require`: its message would be made for every event, and looking for similar
+            # names costs more than all the rest of a send.
+            if event_type not in known:
+                raise UsageError(
+                    f"Stream {stream_name!r} does not carry {event_type!r}"
+                    f"{_suggestion(event_type, known)} Nothing was sent. Declare the type with "
+                    f"pipeline.stream({stream_name!r}, …), or build the pipeline with strict=False."
+                )
 
     def _require_known_stream(self, name: str) -> None:
-        require(
-            not self._strict or not self._streams or name in self._streams,
-            f"Stream {name!r} is not declared{_suggestion(name, list(self._streams))} "
-            f"Declare it with pipeline.stream({name!r}, …), or build the pipeline with "
-            "strict=False.",
-            RegistrationError,
-        )
+        if self._strict and self._streams and name not in self._streams:
+            raise RegistrationError(
+                f"Stream {name!r} is not declared{_suggestion(name, list(self._streams))} "
+                f"Declare it with pipeline.stream({name!r}, …), or build the pipeline with "
+                "strict=False."
+            )
 
     def _require_version(self, event: type[Event]) -> None:
         require(

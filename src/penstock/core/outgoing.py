@@ -106,9 +106,10 @@ def encode_event(
 def batch_json(events: Sequence[OutgoingEvent]) -> str:
     """The argument of `events.send_many`; payload and metadata go in as they are."""
     batch = "[" + ",".join(map(_event_json, events)) + "]"
-    if len(batch) > BATCH_BYTES_MAX:
+    size_bytes = len(batch) if batch.isascii() else len(batch.encode())
+    if size_bytes > BATCH_BYTES_MAX:
         raise InvalidEvent(
-            f"{len(events)} events of together {len(batch)} bytes are more than one transaction "
+            f"{len(events)} events of together {size_bytes} bytes are more than one transaction "
             f"may send ({BATCH_BYTES_MAX} bytes). Nothing was sent; commit in smaller portions."
         )
     return batch

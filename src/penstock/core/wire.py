@@ -7,6 +7,7 @@ line, printed by PostgreSQL (`events.entry`); the payload comes last and is neve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,6 +22,7 @@ FORMAT_VERSION = b"1"
 UNSIGNED_HEADER = FORMAT_VERSION + b" - -\n"
 KIND_EVENT = b"event"
 _BODY_FIELDS = 12
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -96,14 +98,14 @@ def decode_entry(stream_name: str, position: int, raw: bytes) -> Entry:
 def decode_body(stream_name: str, position: int, body: bytes) -> Entry:
     """An entry's body, from any tier. Raises MalformedEntry for anything else."""
     parts = body.split(b"\n", _BODY_FIELDS - 1)
-    if len(parts) != _BODY_FIELDS or parts[0] != KIND_EVENT:
+    if len(parts) != _BODY_FIELDS or parts[0] != KIND_EVENT or not _UUID.fullmatch(parts[4]):
         raise MalformedEntry(f"{stream_name}/{position}: not an event entry")
     try:
         return Entry(
             stream_name,
             position,
             parts[1].decode(),
-            str(UUID(parts[4].decode())),
+            parts[4].decode(),
             parts[5].decode(),
             int(parts[6]),
             [parts[2], parts[3], parts[7], parts[8], parts[9], parts[10]],

@@ -73,7 +73,7 @@ def take(session: Session) -> list[Pending]:
 def _keep_early(
     transaction: SessionTransaction, bind: Engine | Connection, pending: Sequence[Pending]
 ) -> None:
-    if _is_autocommit(bind):
+    if _is_autocommit(transaction.session, bind):
         raise autocommit_refused()
     early = _early.get(transaction)
     if early is None:
@@ -103,9 +103,10 @@ def _bind_of(session: Session) -> Engine | Connection:
         ) from None
 
 
-def _is_autocommit(bind: Engine | Connection) -> bool:
+def _is_autocommit(session: Session, bind: Engine | Connection) -> bool:
     # The connection itself is asked later; this finds the plain cases at the send already.
     return "AUTOCOMMIT" in (
+        getattr(session, "execution_options", {}).get("isolation_level"),
         bind.get_execution_options().get("isolation_level"),
         getattr(bind.dialect, "_on_connect_isolation_level", None),
     )

@@ -131,7 +131,7 @@ def _require_safe(connection: Connection, transaction: RootTransaction) -> None:
             "Sending in a two-phase transaction is not supported: its outcome is decided "
             "elsewhere. Nothing was sent; use a transaction on one database."
         )
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
         raise autocommit_refused()
     if not transaction.is_active:
         raise UnsafeTransaction(

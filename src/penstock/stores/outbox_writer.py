@@ -15,7 +15,8 @@ import sqlalchemy
 from sqlalchemy.exc import DBAPIError
 
 from penstock.core.outgoing import OutgoingEvent, batch_json
-from penstock.errors import EventIdentityConflict, SchemaMismatch
+from penstock.core.require import require
+from penstock.errors import EventIdentityConflict, SchemaMismatch, UsageError
 from penstock.stores.queries import Queries
 from penstock.telemetry.bus import emit
 from penstock.telemetry.signals import EventsInserted
@@ -28,14 +29,16 @@ def insert_through_sqlalchemy(
     connection: sqlalchemy.Connection, schema: str, events: Sequence[OutgoingEvent]
 ) -> None:
     """Insert in the connection's transaction, with any driver."""
+    require(
+        connection.dialect.name == "postgresql",
+        f"Events cannot be stored in {connection.dialect.name}, so this transaction cannot commit. "
+        "Send through a session on PostgreSQL; in tests without a server, do not commit.",
+        UsageError,
+    )
     statement = sqlalchemy.text(Queries("outbox.sql", schema)["send_many_sqlalchemy"])
     with _errors_translated(schema):
-        connection.execute(
-            statement,
-            {"batch": batch_json(events)},
-            # A server-side cursor would call the function only when its row is fetched.
-            execution_options={"stream_results": False},
-        ).close()
+        # Fetched, because behind a server-side cursor the function runs no earlier.
+        connection.execute(statement, {"batch": batch_json(events)}).scalar_one()
     emit(EventsInserted(len(events)))
 
 

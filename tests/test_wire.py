@@ -1,0 +1,69 @@
+"""The bytes of an entry: what is not one is recognised, whatever it is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.wire import decode_body, decode_entry, encode_entry
+from penstock.errors import ContractError, MalformedEntry
+
+BODY = "\n".join(
+    [
+        "event",
+        "0cad6cb1-3b3e-4026-9267-af9b06ad2fb8",
+        "3",
+        "41",
+        "01a1de94-ace6-77df-9c92-ee6cc16573e2",
+        "orders.placed",
+        "2",
+        "",
+        "1794735647975097",
+        '"a\\nkey"',
+        '{"trace": "x"}',
+        '{"note": "two\\nlines"}',
+    ]
+)
+
+
+def test_an_entry_comes_back_as_it_was_written() -> None:
+    entry = decode_entry("orders", 7, encode_entry(BODY))
+    event = entry.as_stream_event(entry.plain_payload())
+    assert event.stream_name == "orders"
+    assert event.position == 7
+    assert event.redis_id == "7-0"
+    assert event.event_type == "orders.placed"
+    assert event.version == 2
+    assert event.outbox_id == 41
+    assert event.event_uuid == UUID("01a1de94-ace6-77df-9c92-ee6cc16573e2")
+    assert event.key == "a\nkey"
+    assert event.metadata == {"trace": "x"}
+    assert event.payload == {"note": "two\nlines"}
+    assert event.created_at == datetime(2026, 11, 15, 9, 40, 47, 975097, tzinfo=UTC)
+    assert entry.created_at_ms == 1794735647975
+    assert entry == decode_body("orders", 7, BODY.encode())
+
+
+@given(st.binary())
+def test_any_other_bytes_are_refused_as_malformed(raw: bytes) -> None:
+    for damaged in (raw, b"1 - -\n" + raw, b"2" + encode_entry(BODY)[1:]):
+        with pytest.raises(MalformedEntry):
+            decode_entry("orders", 1, damaged)
+
+
+@given(st.integers(min_value=0, max_value=11), st.binary(max_size=20))
+def test_damage_in_any_field_ends_as_an_error_of_ours_or_as_another_value(
+    field: int, replacement: bytes
+) -> None:
+    fields = BODY.encode().split(b"\n")
+    fields[field] = replacement
+    try:
+        entry = decode_body("orders", 1, b"\n".join(fields))
+        entry.plain_payload()
+    except (MalformedEntry, ContractError):
+        return
+    assert entry.position == 1
