@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.core.masking import masked_url
 from penstock.core.outgoing import UNSET
 from penstock.errors import SettingsError
 from penstock.stores.configuration import (
     ResolvedSettings,
-    masked_url,
     remove_dev_env,
     resolve,
     write_dev_env,

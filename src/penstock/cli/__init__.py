@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -56,8 +55,7 @@ def remember_application(
     context.obj = Invocation(app or None)
 
 
-if find_spec("penstock.cli.demo") is not None:
-    application.command("demo")(demonstration.demo)
+application.command("demo")(demonstration.demo)
 application.command("dev")(running.dev)
 application.command("run")(running.run)
 application.command("work", hidden=True)(running.work)

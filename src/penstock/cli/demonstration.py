@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated
 
 import typer
 
-EVENTS_DEFAULT = 1000
+EVENTS_DEFAULT = 20_000
 
 
 def demo(
@@ -16,5 +15,6 @@ def demo(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Watch events flow through crashes, each handled exactly once."""
-    run_demo = importlib.import_module("penstock.cli.demo").run_demo
+    from penstock.cli.demo import run_demo  # noqa: PLC0415 - no other command needs its displays
+
     raise typer.Exit(run_demo(events, seed, json_output))

@@ -20,6 +20,7 @@ import typer
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.output import print_note
 from penstock.core.leases import PUBLISHER, consumer_role
+from penstock.core.masking import masked_url
 from penstock.errors import ServerUnavailable, UsageError
 from penstock.ops.workers import release_dead_worker
 from penstock.runtime.processes import (
@@ -29,7 +30,7 @@ from penstock.runtime.processes import (
     end_with_parent,
     stop_on_signals,
 )
-from penstock.stores.configuration import gather, masked_url, remove_dev_env, write_dev_env
+from penstock.stores.configuration import gather, remove_dev_env, write_dev_env
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, running_servers
 from penstock.telemetry.logs import LEVELS, Format, configure_logging

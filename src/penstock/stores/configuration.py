@@ -13,6 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from penstock.core.masking import masked_url
 from penstock.core.outgoing import UNSET
 from penstock.core.settings import Settings
 from penstock.errors import SettingsError
@@ -35,8 +36,6 @@ EXTRA_NAMES = frozenset(
 _ANNOUNCED = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _ANNOUNCED_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _REDIS_URL = re.compile(r"(rediss?(\+\w+)?|unix)://.")
-_PASSWORD = re.compile(r"(://[^:/@?]*):.*@")
-_PASSWORD_IN_QUERY = re.compile(r"([?&][^=&]*pass[^=&]*=)[^&]*", re.IGNORECASE)
 
 _TYPES = get_type_hints(Settings)
 NAMES = tuple(field.name for field in fields(Settings))
@@ -111,13 +110,6 @@ def default_of(name: str) -> Any:
     default = Settings.__dataclass_fields__[name].default
     assert default is not MISSING, f"{name} has no default"
     return default
-
-
-def masked_url(url: str) -> str:
-    """The URL as anybody may see it, also where it is malformed."""
-    without_query = _PASSWORD_IN_QUERY.sub(r"\1***", url)
-    # To the last @: an unescaped one inside a password must not leave its tail readable.
-    return _PASSWORD.sub(r"\1:***@", without_query)
 
 
 def write_dev_env(folder: Path, database_url: str, redis_url: str | None) -> Path:

@@ -8,6 +8,7 @@ import psycopg
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from penstock.core.masking import masked_url
 from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
 
 VERSION_MIN = 140000
@@ -43,11 +44,6 @@ def conninfo(url: str) -> str:
     return plain.render_as_string(hide_password=False)
 
 
-def safe_url(url: str) -> str:
-    """The URL as it may appear in logs and errors."""
-    return make_url(url).render_as_string(hide_password=True)
-
-
 def connect_arguments(application_name: str) -> dict[str, Any]:
     """What every connection of Penstock's own sets."""
     return {**_LIVENESS, "application_name": application_name[:63]}
@@ -73,7 +69,7 @@ def connect(
 def unreachable(url: str, error: Exception) -> ServerUnavailable:
     """The one sentence for a server that does not answer."""
     return ServerUnavailable(
-        f"PostgreSQL at {safe_url(url)} cannot be reached: {str(error).strip()} "
+        f"PostgreSQL at {masked_url(url)} cannot be reached: {str(error).strip()} "
         "Nothing was lost; check the address, then that the server accepts connections."
     )
 

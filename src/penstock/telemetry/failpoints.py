@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import signal as process_signals
 import threading
 
@@ -32,7 +31,9 @@ class Failpoint:
             self._remaining -= 1
             is_now = self._remaining == 0
         if is_now:
-            os.kill(os.getpid(), self._action)
+            # To this very thread: a stop sent to the process may reach another thread first, and
+            # this one would run on for a moment, past the point.
+            process_signals.pthread_kill(threading.get_ident(), self._action)
 
 
 def install_failpoints(description: str | None) -> None:
