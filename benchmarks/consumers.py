@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from benchmarks.per_event import STREAM_KEY
 from benchmarks.report import Claim, Round
 from benchmarks.scale import Scale
 from benchmarks.with_penstock import (
-    BATCH_SIZE,
     drive,
     open_pipeline,
     opened_stage,
@@ -25,17 +23,13 @@ from benchmarks.with_penstock import (
 )
 from benchmarks.workload import ledger_digest, tame_garbage_collection
 from penstock import Pipeline
-
-PER_EVENT_WARM_UP = 20
+from penstock.runtime.loop import Stage
 
 RESET = """
 TRUNCATE bench.ledger, bench.processed_event, bench.checkpoint, events.processed_event;
 UPDATE events.stream_lease SET checkpoint = 0 WHERE role LIKE 'consumer:%'
 """
-SETTLED = """
-SELECT count(*), max(checkpoint)
-  FROM events.processed_event, events.stream_lease WHERE role = %s
-"""
+SETTLED = "SELECT count(*) FROM events.processed_event"
 SETTLED_PER_EVENT = "SELECT count(*) FROM bench.processed_event"
 SENT = """
 SELECT id, event_uuid::text, event_type, payload::text, metadata::text
@@ -60,6 +54,17 @@ VARIANTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all variants share: a database for each side, and the same events in both logs."""
+
+    scale: Scale
+    pipeline: Pipeline
+    penstock: psycopg.Connection[Any]
+    per_event: psycopg.Connection[Any]
+    child: Child
+
+
 class Consuming:
     """Measures one handler on both sides over the same events."""
 
@@ -69,70 +74,51 @@ class Consuming:
         self._ground = ground
 
     def measure(self) -> Round:
-        """One round of each side."""
+        """One round: slices of both sides in turn, the first ones to warm up."""
         ground, scale = self._ground, self._ground.scale
-        compared = min(BATCH_SIZE + scale.consumed, PER_EVENT_WARM_UP + scale.consumed_per_event)
-        seconds_per_event = self._measure_per_event()
-        effects_per_event = ledger_digest(ground.connection, compared)
-        seconds = self._measure_penstock()
-        effects = ledger_digest(ground.connection, compared)
-        if effects != effects_per_event:
-            raise RuntimeError(f"{self.claim.name}: the sides differ in their effects")
-        return Round(
-            {"events/s": scale.consumed / seconds},
-            {"events/s": scale.consumed_per_event / seconds_per_event},
-            (effects, effects_per_event),
-        )
-
-    def _measure_penstock(self) -> float:
-        ground, count = self._ground, self._ground.scale.consumed
-        ground.reset()
+        for connection in (ground.penstock, ground.per_event):
+            connection.execute(RESET)
+        ground.child.ask(what="open consumer", handler=self._variant.handler_per_event)
+        seconds = [0.0, 0.0]
         with opened_stage(ground.pipeline, f"consumer:{self._variant.handler}") as stage:
-            drive(stage, BATCH_SIZE)
+            self._slice(stage)
             tame_garbage_collection()
-            started = time.perf_counter()
-            drive(stage, count)
-            seconds = time.perf_counter() - started
-        role = f"consumer:bench.{self._variant.handler}"
-        settled = ground.connection.execute(SETTLED, (role,)).fetchone()
-        assert settled == (BATCH_SIZE + count, BATCH_SIZE + count), settled
-        return seconds
-
-    def _measure_per_event(self) -> float:
-        ground, count = self._ground, self._ground.scale.consumed_per_event
-        ground.reset()
-        reply = ground.child.ask(
-            what="consume",
-            handler=self._variant.handler_per_event,
-            warm_up=PER_EVENT_WARM_UP,
-            count=count,
+            for _ in range(scale.slices):
+                for side, taken in enumerate(self._slice(stage)):
+                    seconds[side] += taken
+        ground.child.ask(what="close")
+        return Round(
+            {"events/s": scale.consumed * scale.slices / seconds[0]},
+            {"events/s": scale.consumed_per_event * scale.slices / seconds[1]},
+            self._effects(),
         )
-        settled = ground.connection.execute(SETTLED_PER_EVENT).fetchone()
-        assert settled == (PER_EVENT_WARM_UP + count,), settled
-        seconds: float = reply["seconds"]
-        return seconds
 
+    def _slice(self, stage: Stage) -> tuple[float, float]:
+        scale = self._ground.scale
+        reply = self._ground.child.ask(what="work", count=scale.consumed_per_event)
+        return drive(stage, scale.consumed), reply["seconds"]
 
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What all variants share: one database and the same events in both logs."""
-
-    scale: Scale
-    pipeline: Pipeline
-    connection: psycopg.Connection[Any]
-    child: Child
-
-    def reset(self) -> None:
-        """Forget what was handled."""
-        self.connection.execute(RESET)
+    def _effects(self) -> tuple[str, str]:
+        """Digests of the events that both have handled, having checked that those are all."""
+        ground, scale = self._ground, self._ground.scale
+        handled = [(scale.slices + 1) * n for n in (scale.consumed, scale.consumed_per_event)]
+        assert ground.penstock.execute(SETTLED).fetchone() == (handled[0],)
+        assert ground.per_event.execute(SETTLED_PER_EVENT).fetchone() == (handled[1],)
+        effects = (
+            ledger_digest(ground.penstock, min(handled)),
+            ledger_digest(ground.per_event, min(handled)),
+        )
+        if effects[0] != effects[1]:
+            raise RuntimeError(f"{self.claim.name}: the sides differ in their effects")
+        return effects
 
 
 @contextmanager
 def opened_consumers(bed: Bed, scale: Scale) -> Iterator[Sequence[Consuming]]:
     """Publish the events, once, to both logs."""
-    url = bed.database("consumers")
+    url, url_per_event = bed.database("consumers"), bed.database("consumers_per_event")
     pipeline = open_pipeline(url, bed.redis_url, redis_prefix="bench-consumers")
-    count = BATCH_SIZE + max(scale.consumed, scale.consumed_per_event)
+    count = (scale.slices + 1) * scale.consumed
     with ExitStack() as stack:
         connection = stack.enter_context(psycopg.connect(url))
         send_numbers(pipeline, connection, count)
@@ -140,8 +126,10 @@ def opened_consumers(bed: Bed, scale: Scale) -> Iterator[Sequence[Consuming]]:
         with opened_stage(pipeline, "publisher") as publisher:
             drive(publisher, count)
         _copy_to_the_other_log(connection, bed.redis_url)
-        child = Child("benchmarks.per_event", "serve", url, bed.redis_url, STREAM_KEY)
-        ground = Ground(scale, pipeline, connection, stack.enter_context(child))
+        per_event = stack.enter_context(psycopg.connect(url_per_event, autocommit=True))
+        arguments = ("serve", url_per_event, bed.redis_url, STREAM_KEY)
+        child = stack.enter_context(Child("benchmarks.per_event", *arguments))
+        ground = Ground(scale, pipeline, connection, per_event, child)
         yield [Consuming(variant, ground) for variant in VARIANTS]
 
 

@@ -69,7 +69,7 @@ class Delay:
         """One round of each side, interleaved."""
         self._measure(self._scale.latencies_warm_up)
         tame_garbage_collection()
-        times = self._measure(self._scale.latencies)
+        times = self._measure(self._scale.slices * self._scale.latencies)
         penstock, other = (line.effects(self._number) for line in self._lines)
         assert penstock == other, "the sides differ in their effects"
         return Round(_percentiles(times[0]), _percentiles(times[1]), (penstock, other))

@@ -33,7 +33,6 @@ STREAM_KEY = "bench:users"
 READ_COUNT = 100
 BLOCK_MS = 500
 POLL_SECONDS = 5.0
-SELECT_COUNT = 100
 
 IS_PROCESSED = text(
     "SELECT 1 FROM bench.processed_event WHERE consumer = :consumer AND event_uuid = :event_uuid"
@@ -77,7 +76,7 @@ class PerEventConsumer:
         with psycopg.connect(database_url) as connection:
             connection.execute(START_CONSUMER, (name,))
 
-    def step(self, *, count: int = READ_COUNT, block_ms: int | None = None) -> int:
+    def step(self, count: int = READ_COUNT, *, block_ms: int | None = None) -> int:
         """Handle what one read returns."""
         reply: Any = self._redis.xread({self._stream_key: self._last}, count=count, block=block_ms)
         entries = stream_entries(reply)
@@ -111,9 +110,9 @@ class PerEventPublisher:
         self._connection = psycopg.connect(database_url)
         self._redis = redis.Redis.from_url(redis_url)
 
-    def step(self) -> int:
+    def step(self, count: int = READ_COUNT) -> int:
         """Publish what one SELECT returns."""
-        rows = self._connection.execute(SELECT_UNPUBLISHED, (SELECT_COUNT,)).fetchall()
+        rows = self._connection.execute(SELECT_UNPUBLISHED, (count,)).fetchall()
         for outbox_id, event_uuid, event_type, payload, metadata in rows:
             self._redis.xadd(
                 self._stream_key,
@@ -174,45 +173,38 @@ HANDLERS: Mapping[str, Handle] = {
 
 
 class Requests:
-    """What the measuring process may ask for."""
+    """What the measuring process may ask for, one stage at a time."""
 
     def __init__(self, database_url: str, redis_url: str, stream_key: str) -> None:
         self._place = (database_url, redis_url, stream_key)
+        self._step: Callable[[int], int] | None = None
+        self._close: Callable[[], None] = lambda: None
 
-    def answer(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def answer(self, what: str, handler: str = "", count: int = 0) -> dict[str, Any]:
         """Do it; the answer says how long it took."""
         match what:
-            case "consume":
-                return {"seconds": self._consume(**arguments)}
-            case "publish":
-                return {"seconds": self._publish(**arguments)}
-        raise AssertionError(what)
+            case "open consumer":
+                consumer = PerEventConsumer(*self._place, handler, HANDLERS[handler])
+                self._step, self._close = consumer.step, consumer.close
+            case "open publisher":
+                publisher = PerEventPublisher(*self._place)
+                self._step, self._close = publisher.step, publisher.close
+            case "work":
+                return {"seconds": self._work(count)}
+            case "close":
+                self._close()
+            case _:
+                raise AssertionError(what)
+        tame_garbage_collection()
+        return {}
 
-    def _consume(self, handler: str, warm_up: int, count: int) -> float:
-        consumer = PerEventConsumer(*self._place, handler, HANDLERS[handler])
-        try:
-            consumer.step(count=warm_up)
-            tame_garbage_collection()
-            started = time.perf_counter()
-            done = 0
-            while done < count:
-                done += consumer.step(count=min(READ_COUNT, count - done))
-            return time.perf_counter() - started
-        finally:
-            consumer.close()
-
-    def _publish(self, count: int) -> float:
-        publisher = PerEventPublisher(*self._place)
-        try:
-            publisher.step()
-            tame_garbage_collection()
-            started = time.perf_counter()
-            done = 0
-            while done < count:
-                done += publisher.step()
-            return time.perf_counter() - started
-        finally:
-            publisher.close()
+    def _work(self, count: int) -> float:
+        assert self._step is not None
+        started = time.perf_counter()
+        done = 0
+        while done < count:
+            done += self._step(min(READ_COUNT, count - done))
+        return time.perf_counter() - started
 
 
 def publish_for_ever(database_url: str, redis_url: str, stream_key: str) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Counts of one round; warm-up comes on top and is not timed."""
+    """Counts of one slice. A round alternates between the sides, so many slices of each."""
 
+    slices: int
     consumed: int
     consumed_per_event: int
     published: int
@@ -21,25 +22,27 @@ class Scale:
 
 
 FULL = Scale(
-    consumed=10_000,
-    consumed_per_event=600,
-    published=20_000,
-    published_per_event=2_000,
+    slices=5,
+    consumed=2_000,
+    consumed_per_event=150,
+    published=4_000,
+    published_per_event=500,
     senders=8,
-    sending_seconds=1.5,
-    latencies=150,
+    sending_seconds=0.4,
+    latencies=30,
     latencies_warm_up=20,
     latency_handlers=("psycopg", "orm"),
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
+    slices=2,
     consumed=500,
-    consumed_per_event=40,
+    consumed_per_event=20,
     published=500,
     published_per_event=100,
     senders=2,
-    sending_seconds=0.1,
-    latencies=5,
+    sending_seconds=0.05,
+    latencies=3,
     latencies_warm_up=1,
     latency_handlers=("psycopg",),
 )

@@ -6,19 +6,19 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from statistics import mean
 
 import psycopg
 
 from benchmarks.bed import Bed
 from benchmarks.children import Child
-from benchmarks.report import Claim, Figures, Round
+from benchmarks.report import Claim, Round
 from benchmarks.scale import Scale
 from benchmarks.with_penstock import open_pipeline, opened_stage
 from benchmarks.workload import tame_garbage_collection
 from penstock.runtime.loop import Stage
 
 CLAIM = Claim("send", "concurrent senders, wake-up / none", 0.95)
-WARM_UP_SECONDS = 0.1
 
 SOURCE_OF_SEND = "SELECT pg_get_functiondef('events.send_many(jsonb)'::regprocedure)"
 WAKE_UP = re.compile(r"PERFORM pg_notify\(.*?;\n", re.DOTALL)
@@ -37,27 +37,30 @@ class Sending:
         self._publishers = publishers
 
     def measure(self) -> Round:
-        """One round with the wake-up and one without."""
-        for variant in range(len(self._publishers)):
-            self._send(variant, WARM_UP_SECONDS)
+        """One round: slices with the wake-up and without in turn, the first ones to warm up."""
+        self._slice()
         tame_garbage_collection()
-        silent = self._send(1, self._scale.sending_seconds)
-        waking = self._send(0, self._scale.sending_seconds)
-        return Round(waking, silent)
+        slices = [self._slice() for _ in range(self._scale.slices)]
+        waking, silent = (mean(side) for side in zip(*slices, strict=True))
+        return Round({"events/s": waking}, {"events/s": silent})
 
-    def _send(self, variant: int, seconds: float) -> Figures:
+    def _slice(self) -> tuple[float, float]:
+        silent = self._send(1)
+        return self._send(0), silent
+
+    def _send(self, variant: int) -> float:
         """All senders at once, while the publisher of their database works, sleeps and wakes."""
         publisher, stop = self._publishers[variant], threading.Event()
         thread = threading.Thread(target=_work, args=(publisher, stop))
         thread.start()
         for child in self._children:
-            child.request(variant=variant, seconds=seconds)
+            child.request(variant=variant, seconds=self._scale.sending_seconds)
         replies = [child.reply() for child in self._children]
         stop.set()
         thread.join()
         while publisher.step().moved:
             pass
-        return {"events/s": sum(reply["sent"] / reply["seconds"] for reply in replies)}
+        return float(sum(reply["sent"] / reply["seconds"] for reply in replies))
 
 
 def _work(stage: Stage, stop: threading.Event) -> None:

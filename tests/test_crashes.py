@@ -29,6 +29,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 SOON_SECONDS = 30.0
+AUDITS = 150
 ALL_ROLES = (PUBLISHER, *CONSUMERS)
 
 
@@ -121,6 +122,41 @@ def test_a_consumer_that_wakes_up_late_commits_nothing_and_nobody_waited_for_it(
             line.send(5)
             line.close_books([role])
             assert line.effects(role) > after
+
+
+@pytest.mark.parametrize("role", CONSUMERS)
+def test_a_worker_whose_lease_was_taken_commits_nothing_even_before_anybody_else_worked(
+    line: Line, role: str
+) -> None:
+    line.send(30)
+    with line.working(PUBLISHER):
+        worker = stopped_worker(line, role, "BatchSealed")
+        before = line.effects(role)
+        # The checkpoint has not moved: owner and term alone tell the old holder from the new.
+        line.ask(
+            "UPDATE events.stream_lease SET owner_id = 'somebody else', term = term + 1,"
+            " lease_until = clock_timestamp() + interval '1 minute' WHERE role = %s",
+            lease_role(role),
+        )
+        worker.send(signal.SIGCONT)
+        soon(lambda: "LeaseLost" in worker.tail(), "the worker notices")
+        assert line.effects(role) == before
+        assert line.books([role]).balance
+        line.ask(
+            "UPDATE events.stream_lease SET lease_until = '-infinity' WHERE role = %s",
+            lease_role(role),
+        )
+        line.close_books([role])
+
+
+def test_the_books_balance_at_every_moment(line: Line) -> None:
+    with line.working(*ALL_ROLES), feeding(line):
+        soon(lambda: line.effects("coroutine") > 0, "events flow")
+        for _ in range(AUDITS):
+            books = line.books()
+            assert books.balance, str(books)
+    with line.working(*ALL_ROLES):
+        line.close_books()
 
 
 def test_a_publisher_that_wakes_up_late_can_do_no_harm(line: Line) -> None:

@@ -409,10 +409,41 @@ def test_a_publisher_numbers_behind_a_predecessor_that_was_slow(settings: Settin
     assert_published(settings, 20)
 
 
+def test_a_stopped_publisher_that_does_not_read_its_rows_holds_up_nobody(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    lease = leased(settings, connection)
+    send(settings.database_url, "orders", 20, payload="x" * 900_000)
+    with psycopg.connect(settings.database_url) as stopped, worker(settings) as successor:
+        number = "SELECT * FROM events.number_events('orders', 'a test', $1, 20, false)"
+        stopped.pgconn.send_query_params(number.encode(), [str(lease.term).encode()])
+        stopped.pgconn.flush()
+        wait_until(
+            lambda: (
+                ask(
+                    settings.database_url,
+                    "SELECT wait_event FROM pg_stat_activity WHERE pid = %s",
+                    stopped.info.backend_pid,
+                )
+                == [("ClientWrite",)]
+            ),
+            seconds=SOON_SECONDS,
+            what="its backend cannot send any more",
+        )
+        ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+        with told(signals.PredecessorEnded) as ended:
+            successor.publish_all()
+        assert ended == [signals.PredecessorEnded("orders", "publisher", 1)]
+        stopped.close()
+    assert_published(settings, 20)
+
+
 def test_what_a_predecessor_appends_at_the_last_moment_does_not_look_like_a_log_ahead(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It numbers before its lease ends, and commits and appends before its successor opens."""
+    # Ending a backend takes a moment, in which it may still commit.
+    monkeypatch.setattr(LeaseTable, "end_predecessor", lambda *_: 0)
     send(settings.database_url, "orders", 10)
     with (
         worker(settings) as slow,

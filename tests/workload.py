@@ -33,7 +33,8 @@ from penstock.telemetry import failpoints
 STREAM = "ledger"
 ACCOUNTS = tuple(f"account-{number}" for number in range(6))
 FAIL_AT = "WORKLOAD_FAIL_AT"
-"""The environment may name a position at which every handler fails once per process."""
+"""The environment may name a position at which handlers fail a few times per process."""
+FAILURES = 3
 
 TABLES = """
 CREATE TABLE account (name text PRIMARY KEY, number bigint NOT NULL);
@@ -78,15 +79,16 @@ class Remarked(Event, type="ledger.remarked", version=1, key="account"):
 Given = StreamEvent[Posted]
 
 
-class FailOnce:
-    """Fails at one position, once per process, where the environment asks for it."""
+class FailAtFirst:
+    """Fails at one position, in a batch and alone, where the environment asks for it."""
 
     def __init__(self) -> None:
         self._position = int(os.environ.get(FAIL_AT, "0"))
+        self._remaining = FAILURES
 
     def __call__(self, event: Given) -> None:
-        if event.position == self._position:
-            self._position = 0
+        if event.position == self._position and self._remaining:
+            self._remaining -= 1
             raise RuntimeError(f"asked to fail at {event.position}")
 
 
@@ -94,7 +96,7 @@ def build_pipeline(**settings: Any) -> Pipeline:
     """The pipeline, with one consumer for every way to write."""
     pipeline = Pipeline("line", **settings)
     pipeline.stream(STREAM, Posted, Remarked)
-    fail_once = FailOnce()
+    fail_at_first = FailAtFirst()
     options: dict[str, Any] = {
         "batch_size": 10,
         "retry": Retry.exponential(first_seconds=0.02, longest_seconds=0.1, attempts_max=1),
@@ -102,17 +104,17 @@ def build_pipeline(**settings: Any) -> Pipeline:
 
     @pipeline.consumer(STREAM, name="session", **options)
     def by_session(event: Given, session: Session) -> None:
-        fail_once(event)
+        fail_at_first(event)
         session.execute(WRITE_EFFECT, effect_of("line.session", event))
 
     @pipeline.consumer(STREAM, name="cursor", **options)
     def by_cursor(event: Given, cursor: psycopg.Cursor) -> None:
-        fail_once(event)
+        fail_at_first(event)
         cursor.execute(WRITE_EFFECT_DRIVER, list(effect_of("line.cursor", event).values()))
 
     @pipeline.consumer(STREAM, name="coroutine", **options)
     async def by_coroutine(event: Given, session: AsyncSession) -> None:
-        fail_once(event)
+        fail_at_first(event)
         await session.execute(WRITE_EFFECT, effect_of("line.coroutine", event))
 
     return pipeline

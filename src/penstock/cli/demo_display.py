@@ -25,6 +25,7 @@ class Display:
         self._events = events
         self._started_at = time.monotonic()
         self._printed_at = 0.0
+        self._flowing_since: float | None = None
         self._speed = Text("")
         self._news = Text("")
         self._tasks: dict[str, TaskID] = {}
@@ -69,8 +70,15 @@ class Display:
                 if name not in self._tasks:
                     self._tasks[name] = self._progress.add_task(name, total=self._events)
                 self._progress.update(self._tasks[name], completed=value)
-            self._speed.plain = f"{counts.slowest / elapsed:,.0f} events per second, end to end"
+            self._speed.plain = f"{self._events_per_second(counts):,.0f} events per second"
         elif elapsed - self._printed_at >= PLAIN_LINE_SECONDS:
             self._printed_at = elapsed
             shown = "  ".join(f"{name} {value:,}" for name, value in numbers.items())
             self._console.print(f"{elapsed:5.1f} s  {shown}")
+
+    def _events_per_second(self, counts: Counts) -> float:
+        """Handled by everybody, since the first event came through."""
+        if self._flowing_since is None and counts.slowest:
+            self._flowing_since = time.monotonic()
+        flowing_seconds = time.monotonic() - (self._flowing_since or time.monotonic())
+        return counts.slowest / max(flowing_seconds, 1.0)

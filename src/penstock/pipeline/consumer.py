@@ -138,9 +138,8 @@ class Consumer:
             if self._lease is not None:
                 self._leases.release(self._connection, self._lease)
         except psycopg.Error as error:
-            # The lease then ends by itself; there is nobody left to tell but the log.
             if self._lease is not None:
-                self._leases.forget(self._lease, describe(error))
+                self._leases.abandon(self._lease, describe(error))
         finally:
             self._lease = None
             self._hot_log.close()

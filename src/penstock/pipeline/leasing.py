@@ -26,5 +26,8 @@ class Leases(Protocol):
     def forget(self, lease: Lease, reason: str) -> None:
         """Stop renewing a lease that is lost."""
 
+    def abandon(self, lease: Lease, reason: str) -> None:
+        """Stop renewing a lease that could not be given back; this process may take it again."""
+
     def release(self, connection: Connection, lease: Lease) -> None:
         """Give a lease back."""

@@ -21,9 +21,10 @@ from penstock.errors import (
 )
 from penstock.pipeline.leasing import Leases
 from penstock.pipeline.log_writer import LogWriter, Publication, Rows
-from penstock.pipeline.outage import Outage
 from penstock.stores.hot_log import HotLog, HotLogUnusable
 from penstock.stores.leases import LeaseTable
+from penstock.stores.migrations import require_current
+from penstock.stores.outage import Outage
 from penstock.stores.outbox import Outbox
 from penstock.stores.postgres import connect
 from penstock.stores.streams import Streams
@@ -73,6 +74,12 @@ class Publisher:
         self._wakeup: Wakeup | None = None
         self._is_silent = settings.wakeup == "poll"
         self._connection = connect(settings.database_url, "penstock publisher")
+        try:
+            require_current(self._connection, settings.schema)
+        except BaseException:
+            self._connection.close()
+            hot_log.close()
+            raise
         # Poolers in transaction mode lose prepared statements.
         self._connection.prepare_threshold = None
         self._writer = LogWriter(settings, self._connection, hot_log, self._outbox)
@@ -125,7 +132,7 @@ class Publisher:
             try:
                 self._leases.release(self._connection, publication.lease)
             except psycopg.Error as error:
-                self._leases.forget(publication.lease, str(error).strip())
+                self._leases.abandon(publication.lease, str(error).strip())
         self._publications.clear()
         if self._wakeup is not None:
             self._wakeup.close()

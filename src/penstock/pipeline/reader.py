@@ -11,13 +11,13 @@ import psycopg
 from penstock.core.wire import Entry, decode_body, decode_entry
 from penstock.errors import MalformedEntry, PositionMissing, ServerUnavailable
 from penstock.stores.hot_log import HotLog
+from penstock.stores.outage import Outage
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
 HEAD_CHECK_SECONDS = 1.0
-HOT_LOG_RETRY_SECONDS = 1.0
 
 
 class TierReader:
@@ -34,13 +34,12 @@ class TierReader:
         self._origin: str | None = None
         self._head_seen = 0
         self._head_checked_at = 0.0
-        self._hot_log_lost_at: float | None = None
-        self._hot_log_tried_at = 0.0
+        self._redis = Outage(consumer, "Redis")
 
     @property
     def is_polling(self) -> bool:
         """Whether the hot log is away, so that nobody wakes this reader."""
-        return self._hot_log_lost_at is not None
+        return self._redis.is_going_on
 
     def read(
         self, connection: psycopg.Connection[Any], *, after: int, count: int, wait_seconds: float
@@ -70,10 +69,8 @@ class TierReader:
         self, after: int, count: int, wait_seconds: float
     ) -> list[tuple[int, bytes]] | None:
         """What the hot log has; None where it is away. Said once, then asked now and then."""
-        now = time.monotonic()
-        if self.is_polling and now - self._hot_log_tried_at < HOT_LOG_RETRY_SECONDS:
+        if not self._redis.is_worth_trying:
             return None
-        self._hot_log_tried_at = now
         try:
             raw = self._hot_log.read(
                 self._stream_name,
@@ -82,14 +79,9 @@ class TierReader:
                 wait_seconds=0.0 if self.is_polling else wait_seconds,
             )
         except ServerUnavailable as error:
-            if self._hot_log_lost_at is None:
-                self._hot_log_lost_at = now
-                emit(signals.ServerLost(self._consumer, "Redis", str(error)))
+            self._redis.begin(error)
             return None
-        if self._hot_log_lost_at is not None:
-            outage = round(now - self._hot_log_lost_at, 3)
-            self._hot_log_lost_at = None
-            emit(signals.ServerFound(self._consumer, "Redis", outage))
+        self._redis.end()
         return raw
 
     def _decode_hot(

@@ -34,6 +34,7 @@ class LeaseKeeper:
         self.worker_id = worker_id or new_token()
         self._table = LeaseTable(settings.schema)
         self._held: dict[tuple[str, str], _Held] = {}
+        self._abandoned: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -50,10 +51,12 @@ class LeaseKeeper:
             owner_id=owner_id(role, stream_name, new_token()),
             worker_id=self.worker_id,
             lease_seconds=self._settings.lease_seconds,
+            abandoned_owner_id=self._abandoned.get((stream_name, role)),
         )
         if lease is None:
             return None
         with self._lock:
+            self._abandoned.pop((stream_name, role), None)
             self._held[stream_name, role] = _Held(lease, asked_at + self._settings.lease_seconds)
         self._ensure_thread()
         emit(signals.LeaseAcquired(stream_name, role, lease.owner_id, lease.term))
@@ -83,6 +86,12 @@ class LeaseKeeper:
             was_held = self._held.pop((lease.stream_name, lease.role), None)
         if was_held is not None:
             emit(signals.LeaseLost(lease.stream_name, lease.role, lease.owner_id, reason))
+
+    def abandon(self, lease: Lease, reason: str) -> None:
+        """Stop renewing a lease that could not be given back, and remember it as our own."""
+        with self._lock:
+            self._abandoned[lease.stream_name, lease.role] = lease.owner_id
+        self.forget(lease, reason)
 
     def release(self, connection: psycopg.Connection[Any], lease: Lease) -> None:
         """Give a lease back, so that a successor need not wait."""

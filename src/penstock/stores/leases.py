@@ -51,8 +51,9 @@ class LeaseTable:
         owner_id: str,
         worker_id: str,
         lease_seconds: float,
+        abandoned_owner_id: str | None = None,
     ) -> Lease | None:
-        """Take the lease if nobody holds it."""
+        """Take the lease if nobody holds it, or if its holder is this process's own past."""
         row = connection.execute(
             self._sql["acquire"],
             {
@@ -61,6 +62,7 @@ class LeaseTable:
                 "owner_id": owner_id,
                 "worker_id": worker_id,
                 "lease_seconds": lease_seconds,
+                "abandoned_owner_id": abandoned_owner_id,
             },
         ).fetchone()
         if row is None:

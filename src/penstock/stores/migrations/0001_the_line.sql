@@ -275,6 +275,8 @@ DECLARE
     moment   timestamptz;
     inserted integer;
 BEGIN
+    -- The transaction has its xid before it draws an id, so that the id floor can wait for it.
+    PERFORM pg_current_xact_id();
     -- Keyed events draw their ids under one of 256 lock slots per stream, held to COMMIT:
     -- that gives a key's events the order of its commits. Sorted, so that two senders
     -- never wait for each other in a circle.
@@ -401,6 +403,10 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
+    -- By this lock a successor finds and ends us: a backend whose stopped client does not read its
+    -- rows cannot commit, and would hold the stream's row for as long.
+    PERFORM pg_advisory_xact_lock_shared(
+        hashtext('penstock lane'), hashtext(of_stream || ' publisher'));
     -- A statement of its own: a single statement would take its snapshot before it waits for
     -- the lock, and two publishers would number the same rows.
     SELECT * INTO s FROM events.stream WHERE name = of_stream FOR UPDATE;

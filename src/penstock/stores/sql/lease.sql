@@ -1,17 +1,21 @@
 -- name: ensure
 -- A lease row exists before anybody wants it, so that taking it is always an UPDATE.
+-- It looks first: ON CONFLICT alone would wait for whoever is just updating the row.
 INSERT INTO events.stream_lease (stream_name, role, checkpoint, epoch, lane)
-VALUES (%(stream_name)s, %(role)s, %(checkpoint)s, %(epoch)s, %(lane)s)
+SELECT %(stream_name)s, %(role)s, %(checkpoint)s, %(epoch)s, %(lane)s
+ WHERE NOT EXISTS (SELECT 1 FROM events.stream_lease
+                    WHERE stream_name = %(stream_name)s AND role = %(role)s)
 ON CONFLICT DO NOTHING
 
 -- name: acquire
 -- SKIP LOCKED: whoever is slower tries again later instead of waiting. The clock is the
--- database's, read now: now() is the start of the transaction, which may be long ago.
+-- database's, read now: now() is the start of the transaction, which may be long ago. A lease
+-- that this process could not give back is its own to take; the new term fences what it left.
 WITH free AS (
     SELECT stream_name, role, clean
       FROM events.stream_lease
      WHERE stream_name = %(stream_name)s AND role = %(role)s
-       AND lease_until < clock_timestamp()
+       AND (lease_until < clock_timestamp() OR owner_id = %(abandoned_owner_id)s)
        FOR UPDATE SKIP LOCKED
 )
 UPDATE events.stream_lease l

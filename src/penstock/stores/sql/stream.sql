@@ -1,7 +1,9 @@
 -- name: register
--- Streams appear by being named, by a consumer or by a sender.
+-- Streams appear by being named, by a consumer or by a sender. Looks first: ON CONFLICT alone waits
+-- for whoever is updating the row, and a publisher that hangs there would hold up everybody.
 INSERT INTO events.stream (name, origin)
 SELECT %(stream_name)s, id FROM events.origin
+ WHERE NOT EXISTS (SELECT 1 FROM events.stream WHERE name = %(stream_name)s)
 ON CONFLICT DO NOTHING
 
 -- name: read

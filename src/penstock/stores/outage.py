@@ -22,6 +22,11 @@ class Outage:
         self._retry_at = 0.0
 
     @property
+    def is_going_on(self) -> bool:
+        """Whether the server did not answer the last time."""
+        return self._lost_at is not None
+
+    @property
     def is_worth_trying(self) -> bool:
         """Whether the server is there, or it is time to see if it is."""
         return self._lost_at is None or time.monotonic() >= self._retry_at

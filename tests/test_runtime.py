@@ -1,0 +1,187 @@
+"""The loop outlives servers; leases run on whatever handlers do, and come back after a loss."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.core.leases import Lease
+from penstock.core.progress import IDLE, Progress
+from penstock.core.settings import Settings
+from penstock.errors import LeaseLost, SchemaMismatch, ServerUnavailable
+from penstock.runtime.leases import LeaseKeeper
+from penstock.runtime.loop import Loop
+from penstock.stores.leases import LeaseTable
+from penstock.telemetry import signals
+from penstock.telemetry.bus import subscribe_to_all, unsubscribe
+from tests.waiting import wait_until
+
+STREAM, ROLE = "orders", "consumer:test.c"
+
+
+class Script:
+    """A stage whose steps do what they are told, then stop the loop."""
+
+    def __init__(self, stop: threading.Event, *actions: Progress | Exception) -> None:
+        self.stop = stop
+        self.actions = list(actions)
+        self.opened = self.closed = self.waited = 0
+
+    def open(self) -> Script:
+        self.opened += 1
+        return self
+
+    def step(self) -> Progress:
+        if not self.actions:
+            self.stop.set()
+            return IDLE
+        action = self.actions.pop(0)
+        if isinstance(action, Exception):
+            raise action
+        return action
+
+    def wait(self, stop: threading.Event) -> None:  # noqa: ARG002 - the protocol's
+        self.waited += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Any]]:
+    found: list[Any] = []
+    subscribe_to_all(found.append)
+    yield found
+    unsubscribe(found.append)
+
+
+def run(*actions: Progress | Exception) -> Script:
+    stop = threading.Event()
+    script = Script(stop, *actions)
+    Loop("test", script.open, stop).run()
+    return script
+
+
+def test_an_idle_stage_waits_and_a_busy_one_does_not() -> None:
+    assert run(Progress(5), IDLE, Progress(0, pause_seconds=0.001)).waited == 2
+
+
+def test_a_server_that_goes_away_is_said_once_and_waited_for(heard: list[Any]) -> None:
+    script = run(ServerUnavailable("gone"), psycopg.OperationalError("gone"), Progress(1))
+    assert script.opened == 3
+    assert script.closed == 3
+    names = [type(signal).__name__ for signal in heard]
+    assert names == ["ServerLost", "ServerFound"]
+
+
+def test_a_lost_lease_reopens_the_stage() -> None:
+    assert run(LeaseLost("taken")).opened == 2
+
+
+@pytest.mark.parametrize("error", [SchemaMismatch("old"), psycopg.errors.UndefinedTable("x")])
+def test_what_no_waiting_can_cure_comes_out(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run(error)
+
+
+# ── leases ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        LeaseTable().ensure(connection, STREAM, ROLE)
+        yield connection
+
+
+def keeper(database_url: str, **settings: Any) -> LeaseKeeper:
+    chosen = {"lease_seconds": 30.0, "lease_renew_seconds": 10.0, **settings}
+    return LeaseKeeper(Settings(database_url=database_url, **chosen))
+
+
+def acquired(keeper: LeaseKeeper, connection: psycopg.Connection[Any]) -> Lease:
+    lease = keeper.acquire(connection, STREAM, ROLE)
+    assert lease is not None
+    return lease
+
+
+def test_a_lease_has_one_holder_and_a_growing_term(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    first, second = keeper(database_url), keeper(database_url)
+    lease = acquired(first, connection)
+    assert second.acquire(connection, STREAM, ROLE) is None
+    first.release(connection, lease)
+    assert acquired(second, connection).term == lease.term + 1
+    first.close()
+    second.close()
+
+
+def test_renewal_outlives_the_lease_time_and_never_waits_for_a_handler(
+    database_url: str, connection: psycopg.Connection[Any], heard: list[Any]
+) -> None:
+    short = keeper(database_url, lease_seconds=0.4, lease_renew_seconds=0.1)
+    lease = acquired(short, connection)
+
+    def renewals() -> int:
+        return sum(isinstance(signal, signals.LeaseRenewed) for signal in heard)
+
+    wait_until(lambda: renewals() >= 8, seconds=20, what="the lease was renewed eight times")
+    assert short.is_held(lease)
+    assert keeper(database_url).acquire(connection, STREAM, ROLE) is None
+    short.close()
+
+
+def test_a_lease_that_cannot_be_renewed_is_known_to_be_over(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    short = keeper(database_url, lease_seconds=0.4, lease_renew_seconds=0.1)
+    lease = acquired(short, connection)
+    connection.execute("UPDATE events.stream_lease SET owner_id = 'rival', term = term + 1")
+    wait_until(lambda: not short.is_held(lease), seconds=20, what="the loss is noticed")
+    short.close()
+
+
+def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    own, rival = keeper(database_url), keeper(database_url)
+    lease = acquired(own, connection)
+    own.abandon(lease, "the connection broke")
+    assert rival.acquire(connection, STREAM, ROLE) is None
+    assert acquired(own, connection).term == lease.term + 1
+    own.close()
+    rival.close()
+
+
+def test_a_dead_workers_leases_are_released_for_it(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    dead, successor = keeper(database_url), keeper(database_url)
+    lease = acquired(dead, connection)
+    assert LeaseTable().release_worker(connection, dead.worker_id) == [(STREAM, ROLE)]
+    taken = acquired(successor, connection)
+    assert not taken.was_clean
+    assert LeaseTable().read(connection, lease) is None
+    dead.close()
+    successor.close()
+
+
+def test_taking_over_ends_the_predecessors_open_transaction(
+    database_url: str, connection: psycopg.Connection[Any], heard: list[Any]
+) -> None:
+    with psycopg.connect(database_url) as predecessor:
+        predecessor.execute(
+            "SELECT pg_advisory_xact_lock_shared(hashtext('penstock lane'), hashtext(%s))",
+            (f"{STREAM} {ROLE}",),
+        )
+        successor = keeper(database_url)
+        acquired(successor, connection)
+        assert [s for s in heard if isinstance(s, signals.PredecessorEnded)]
+        with pytest.raises(psycopg.OperationalError):
+            predecessor.execute("SELECT 1")
+        successor.close()
