@@ -267,7 +267,9 @@ class Line:
 
     def history(self, consumers: Sequence[str] = CONSUMERS) -> History:
         """What everybody wrote down, in one snapshot."""
-        tried, known, refused = self._beliefs()
+        # Senders may be at it. What they knew before the snapshot must be in it; what they had
+        # tried by its end may be.
+        _, known, refused = self._beliefs()
         with psycopg.connect(self.database_url) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.read_only = True
@@ -280,14 +282,16 @@ class Line:
                 "SELECT coalesce(max(head), 0) FROM events.stream WHERE name = %s", (STREAM,)
             ).fetchone()
             assert head is not None
-            return History(
-                acknowledged=frozenset(known),
-                refused=frozenset(refused),
-                unknown=frozenset(tried - known - refused),
-                outbox=tuple(SentRow(*row) for row in rows),
-                head=head[0],
-                consumers=tuple(_consumer_history(connection, name) for name in consumers),
-            )
+            histories = tuple(_consumer_history(connection, name) for name in consumers)
+        tried, _, _ = self._beliefs()
+        return History(
+            acknowledged=frozenset(known),
+            refused=frozenset(refused),
+            unknown=frozenset(tried - known - refused),
+            outbox=tuple(SentRow(*row) for row in rows),
+            head=head[0],
+            consumers=histories,
+        )
 
     def books(self, consumers: Sequence[str] = CONSUMERS) -> Books:
         return audit(self.history(consumers))

@@ -155,15 +155,18 @@ class Attempt:
                 self._handle_list(todo, lent, attempt_number)
             return len(todo)
         deadline = time.monotonic() + self._options.batch_seconds
-        for index, entry in enumerate(todo):
-            if index and (time.monotonic() > deadline or self._seams.stop_requested()):
-                return index
-            try:
+        token = current_handling.set(None)
+        try:
+            for index, entry in enumerate(todo):
+                if index and (time.monotonic() > deadline or self._seams.stop_requested()):
+                    return index
                 self._handle_one(entry, lent, attempt_number)
-            except Exception as raised:
-                error = self._worker.guard.violation or raised
-                pipelined = self._may_pipeline and isinstance(error, psycopg.Error)
-                raise HandlerFailed(error, None if pipelined else entry.position) from raised
+        except Exception as raised:
+            error = self._worker.guard.violation or raised
+            pipelined = self._may_pipeline and isinstance(error, psycopg.Error)
+            raise HandlerFailed(error, None if pipelined else entry.position) from raised
+        finally:
+            current_handling.reset(token)
         return len(todo)
 
     def _handle_list(self, todo: list[Entry], lent: list[Any], attempt_number: int) -> None:
@@ -174,11 +177,8 @@ class Attempt:
 
     def _handle_one(self, entry: Entry, lent: list[Any], attempt_number: int) -> None:
         arguments = self._arguments(lent, self._decode(entry), entry, attempt_number)
-        token = current_handling.set(Handling(entry))
-        try:
-            self._worker.call(self._plan.function, arguments)
-        finally:
-            current_handling.reset(token)
+        current_handling.set(Handling(entry))
+        self._worker.call(self._plan.function, arguments)
         self._raise_violation()
         if is_wanted(signals.EventHandled):
             emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))

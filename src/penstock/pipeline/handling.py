@@ -11,7 +11,7 @@ from penstock.core.wire import Entry
 INHERITED_METADATA = ("traceparent", "tracestate", "correlation_id")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handling:
     """The event in a handler's hands: what is sent meanwhile is caused by it."""
 

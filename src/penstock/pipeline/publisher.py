@@ -251,11 +251,11 @@ class Publisher:
     def _wakeup_that_hears(self, stop: threading.Event) -> Wakeup | None:
         """The wake-up, tested when it is opened; None where the publisher has to poll."""
         if self._wakeup is None and not self._is_silent:
-            wakeup = Wakeup(self._settings.database_url, self._settings.schema)
-            if wakeup.hears(self._connection, stop):
-                self._wakeup = wakeup
-            else:
-                wakeup.close()
+            # Ours before it is tested: `close` ends it if a connection breaks meanwhile.
+            self._wakeup = Wakeup(self._settings.database_url, self._settings.schema)
+            if not self._wakeup.hears(self._connection, stop):
+                self._wakeup.close()
+                self._wakeup = None
                 self._is_silent = not stop.is_set()
                 if self._is_silent:
                     emit(signals.WakeupSilent(POLL_MODE_SECONDS))

@@ -98,8 +98,8 @@ class GuardedConnection(psycopg.Connection[Any]):
         super().rollback()
 
     def close(self) -> None:
-        """Close, unless lent out."""
-        if self.guard.is_active:
+        """Close, unless lent out. A broken connection has nothing left to protect."""
+        if self.guard.is_active and not self.closed:
             self.guard.refuse(Control.ROLLBACK, "connection.close()")
         super().close()
 
@@ -136,7 +136,7 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
         await super().rollback()
 
     async def close(self) -> None:
-        """Close, unless lent out."""
-        if self.guard.is_active:
+        """Close, unless lent out. A broken connection has nothing left to protect."""
+        if self.guard.is_active and not self.closed:
             self.guard.refuse(Control.ROLLBACK, "connection.close()")
         await super().close()

@@ -155,14 +155,14 @@ def _entry(
         event_uuid=str(outgoing.event_uuid),
         event_type=outgoing.event_type,
         version=outgoing.version,
-        fields=[
+        fields=(
             b"1",
             str(position).encode(),
             b"",
             b"0",
             orjson.dumps(outgoing.key),
             outgoing.metadata.encode(),
-        ],
+        ),
         payload=outgoing.payload.encode(),
     )
 

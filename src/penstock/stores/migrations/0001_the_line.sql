@@ -13,11 +13,13 @@ INSERT INTO events.origin DEFAULT VALUES;
 CREATE TABLE events.outbox_event (
     id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     event_uuid    uuid        NOT NULL UNIQUE,
-    stream_name   text        NOT NULL CHECK (stream_name ~ '^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$'),
-    event_type    text        NOT NULL CHECK (event_type ~ '^[^[:cntrl:]]{1,200}$'),
+    stream_name   text        NOT NULL CHECK (
+        length(stream_name) <= 200 AND stream_name ~ '^[A-Za-z0-9][A-Za-z0-9._:/-]*$'),
+    event_type    text        NOT NULL CHECK (
+        length(event_type) BETWEEN 1 AND 200 AND event_type !~ '[[:cntrl:]]'),
     version       integer     NOT NULL DEFAULT 1 CHECK (version > 0),
     key           text        CHECK (length(key) <= 1000),
-    key_id        text        CHECK (key_id ~ '^[!-~]{1,200}$'),
+    key_id        text        CHECK (length(key_id) BETWEEN 1 AND 200 AND key_id !~ '[^!-~]'),
     payload       jsonb       NOT NULL,
     metadata      jsonb       NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(metadata) = 'object'),
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
