@@ -41,6 +41,8 @@ POLL_MODE_SECONDS = 0.05
 # How long to leave an undecided sender alone before trying again to fall asleep.
 UNDECIDED_FIRST_SECONDS = 0.001
 UNDECIDED_LONGEST_SECONDS = 0.05
+# With so few streams a notified publisher numbers at once instead of asking first which has work.
+NUMBER_UNASKED_MAX = 4
 # A hot log that loses entries as fast as they are filled in must not become a busy loop.
 FOLLOW_UP_SECONDS = 0.01
 
@@ -72,6 +74,7 @@ class Publisher:
         self._next_sweep_at = 0.0
         self._undecided_seconds = UNDECIDED_FIRST_SECONDS
         self._wakeup: Wakeup | None = None
+        self._is_holding = False
         self._is_silent = settings.wakeup == "poll"
         self._connection = connect(settings.database_url, "penstock publisher")
         try:
@@ -86,6 +89,14 @@ class Publisher:
 
     def step(self) -> Progress:
         """Publish at most one batch of every leased stream."""
+        try:
+            return self._step()
+        finally:
+            if self._is_holding and self._wakeup is not None:
+                self._is_holding = False
+                self._wakeup.let_go()
+
+    def _step(self) -> Progress:
         if time.monotonic() >= self._next_sweep_at:
             self._sweep()
             self._next_sweep_at = time.monotonic() + SWEEP_SECONDS
@@ -115,12 +126,22 @@ class Publisher:
             self._undecided_seconds = min(self._undecided_seconds * 2, UNDECIDED_LONGEST_SECONDS)
             return
         self._undecided_seconds = UNDECIDED_FIRST_SECONDS
+        was_notified = False
         try:
             # Once more, now that every sender either is visible or will notify.
             if not self._outbox.has_unnumbered(self._connection, names):
                 emit(signals.PublisherSlept(len(names)))
-                wakeup.sleep(seconds, stop)
+                was_notified = wakeup.sleep(seconds, stop)
         finally:
+            self._after_sleep(wakeup, was_notified=was_notified)
+
+    def _after_sleep(self, wakeup: Wakeup, *, was_notified: bool) -> None:
+        """Whoever was notified publishes first and gives the locks back after: that is faster."""
+        if was_notified and len(self._publications) <= NUMBER_UNASKED_MAX:
+            for publication in self._publications.values():
+                publication.has_more = True
+            self._is_holding = True
+        else:
             wakeup.let_go()
 
     def close(self) -> None:

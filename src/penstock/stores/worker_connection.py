@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from sqlalchemy.pool import NullPool
 
 from penstock.core.transaction_control import Control
 from penstock.stores.guard import Guard, GuardedAsyncConnection, GuardedConnection
+from penstock.stores.patient_pipeline import patient_pipeline
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
 
 T = TypeVar("T")
@@ -123,6 +124,7 @@ class SyncWorkerConnection:
         driver = self._sqlalchemy.connection.driver_connection
         assert isinstance(driver, GuardedConnection)
         self._driver = driver
+        self._pipeline: psycopg.Pipeline | None = None
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
 
@@ -138,7 +140,7 @@ class SyncWorkerConnection:
     def begin(self, query: str, parameters: Parameters) -> tuple[Any, ...]:
         """BEGIN and a first statement, in one round trip; returns its row."""
         cursor = self._driver.cursor()
-        if self._driver.pgconn.pipeline_status:
+        if self._pipeline is not None:
             cursor.execute(query, parameters)
         else:
             # Leaving the pipeline is the round trip, so nothing inside may ask for results.
@@ -146,7 +148,6 @@ class SyncWorkerConnection:
                 cursor.execute(query, parameters)
         row: tuple[Any, ...] | None = cursor.fetchone()
         assert row is not None
-        self._sqlalchemy.begin()
         return row
 
     def execute(self, query: str, parameters: Parameters) -> None:
@@ -155,10 +156,15 @@ class SyncWorkerConnection:
 
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
-        with self._driver.pipeline():
-            cursor = self._driver.cursor()
+        cursor = self._driver.cursor()
+        if self._pipeline is not None:
             cursor.execute(query, parameters)
             cursor.execute("COMMIT", prepare=False)
+            self._pipeline.sync()
+        else:
+            with self._driver.pipeline():
+                cursor.execute(query, parameters)
+                cursor.execute("COMMIT", prepare=False)
         self._forget_transaction()
 
     def rollback(self) -> None:
@@ -184,7 +190,8 @@ class SyncWorkerConnection:
         return function(*arguments)
 
     def session(self) -> Session:
-        """A new SQLAlchemy session on this transaction."""
+        """A new SQLAlchemy session on this transaction, of which SQLAlchemy learns here."""
+        self._sqlalchemy.begin()
         session = self._session_factory(
             bind=self._sqlalchemy, join_transaction_mode="rollback_only"
         )
@@ -199,9 +206,15 @@ class SyncWorkerConnection:
         """A psycopg cursor; one for the whole batch, since making them costs more than using."""
         return self._driver.cursor()
 
-    def pipelined(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def pipelined(self) -> Iterator[None]:
         """Send statements without waiting for their results."""
-        return self._driver.pipeline()
+        with patient_pipeline(self._driver) as pipeline:
+            self._pipeline = pipeline
+            try:
+                yield
+            finally:
+                self._pipeline = None
 
 
 class AsyncWorkerConnection:
@@ -269,8 +282,6 @@ class AsyncWorkerConnection:
             return await cursor.fetchone()
 
         row: tuple[Any, ...] = self._await(begin)
-        assert self._sqlalchemy.sync_connection is not None
-        self._sqlalchemy.sync_connection.begin()
         return row
 
     def execute(self, query: str, parameters: Parameters) -> None:
@@ -321,7 +332,9 @@ class AsyncWorkerConnection:
         return self._await(lambda _: function(*arguments))
 
     def session(self) -> AsyncSession:
-        """A new SQLAlchemy session on this transaction."""
+        """A new SQLAlchemy session on this transaction, of which SQLAlchemy learns here."""
+        assert self._sqlalchemy.sync_connection is not None
+        self._sqlalchemy.sync_connection.begin()
         session = self._session_factory(
             bind=self._sqlalchemy, join_transaction_mode="rollback_only"
         )
