@@ -961,7 +961,7 @@ def test_each_schema_gets_its_own_events(
 
 
 def handled_entry(metadata: bytes) -> Entry:
-    fields = [b"1", b"1", b"", b"0", b"null", metadata]
+    fields = (b"1", b"1", b"", b"0", b"null", metadata)
     return Entry("s", 1, "origin", "00000000-0000-0000-0000-00000000000a", "t", 1, fields, b"{}")
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, Self
 
 import psycopg
 from psycopg.abc import QueryNoTemplate as Query
 from psycopg.sql import Composable
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from penstock.core.transaction_control import Control, find_control
 from penstock.errors import CommitInTransactionError, HandlerError, RollbackInTransactionError
@@ -140,3 +143,29 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
         if self.guard.is_active and not self.closed:
             self.guard.refuse(Control.ROLLBACK, "connection.close()")
         await super().close()
+
+
+_REFUSED_METHODS = {
+    "commit": Control.COMMIT,
+    "rollback": Control.ROLLBACK,
+    "close": Control.ROLLBACK,
+}
+
+
+def guard_session(session: Session, guard: Guard) -> None:
+    """Refuse commit, rollback and close of a lent session; savepoints stay welcome."""
+    for method, control in _REFUSED_METHODS.items():
+        setattr(session, method, partial(guard.refuse, control, f"session.{method}()"))
+
+    def refuse_outermost(session: Session) -> None:
+        # Also fires when a savepoint is released, which is welcome.
+        if guard.is_active and not session.in_nested_transaction():
+            guard.refuse(Control.COMMIT, "a commit of the session's transaction")
+
+    event.listen(session, "before_commit", refuse_outermost)
+
+
+def unguard_session(session: Session) -> None:
+    """Take a lent session back; its guard is no longer active."""
+    for method in _REFUSED_METHODS:
+        delattr(session, method)

@@ -11,11 +11,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncSession,
@@ -25,8 +24,12 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from penstock.core.transaction_control import Control
-from penstock.stores.guard import Guard, GuardedAsyncConnection, GuardedConnection
+from penstock.stores.guard import (
+    Guard,
+    GuardedAsyncConnection,
+    GuardedConnection,
+    guard_session,
+)
 from penstock.stores.patient_pipeline import patient_pipeline
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
 
@@ -77,32 +80,6 @@ class WorkerConnection(Protocol):
 
     def pipelined(self) -> AbstractContextManager[Any]:
         """Send statements without waiting for their results, where the driver can."""
-
-
-_REFUSED_METHODS = {
-    "commit": Control.COMMIT,
-    "rollback": Control.ROLLBACK,
-    "close": Control.ROLLBACK,
-}
-
-
-def guard_session(session: Session, guard: Guard) -> None:
-    """Refuse commit, rollback and close of a lent session; savepoints stay welcome."""
-    for method, control in _REFUSED_METHODS.items():
-        setattr(session, method, partial(guard.refuse, control, f"session.{method}()"))
-
-    def refuse_outermost(session: Session) -> None:
-        # Also fires when a savepoint is released, which is welcome.
-        if guard.is_active and not session.in_nested_transaction():
-            guard.refuse(Control.COMMIT, "a commit of the session's transaction")
-
-    event.listen(session, "before_commit", refuse_outermost)
-
-
-def unguard_session(session: Session) -> None:
-    """Take a lent session back; its guard is no longer active."""
-    for method in _REFUSED_METHODS:
-        delattr(session, method)
 
 
 class SyncWorkerConnection:

@@ -20,9 +20,8 @@ from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.sending import peek_pending
 from penstock.pipeline.signature import View, read_signature
-from penstock.stores.guard import Guard
+from penstock.stores.guard import Guard, guard_session, unguard_session
 from penstock.stores.identity import new_event_uuid
-from penstock.stores.worker_connection import guard_session, unguard_session
 
 STREAM = "test"
 ORIGIN = "00000000-0000-7000-8000-000000000000"
