@@ -122,12 +122,12 @@ def test_a_sleeping_publisher_is_notified_and_an_awake_one_is_not(settings: Sett
         publisher.publish_all()
         with asleep(publisher) as (sleeper, _):
             notifications(heard)
-            send(settings.database_url, "orders")
+            send(settings.database_url, "orders", 2)
             sleeper.join(SOON_SECONDS)
             assert not sleeper.is_alive()
             assert notifications(heard) == 1
-        # It publishes what woke it first, and lets senders off after that.
-        assert publisher.step() == 1
+        # It publishes what woke it first; a line with more than one event is busy, and lets go.
+        assert publisher.step() == 2
         for _ in range(20):
             send(settings.database_url, "orders")
         assert notifications(heard) == 0
@@ -218,3 +218,30 @@ LISTENERS = (
 def published(settings: Settings) -> int:
     rows = ask(settings.database_url, "SELECT published FROM events.stream")
     return int(rows[0][0]) if rows else 0
+
+
+def test_a_quiet_line_keeps_its_locks_and_hears_of_every_event(settings: Settings) -> None:
+    with worker(settings) as publisher, listener(settings) as heard:
+        publisher.publish_all()
+        with asleep(publisher) as (sleeper, _):
+            notifications(heard)
+            send(settings.database_url, "orders")
+            sleeper.join(SOON_SECONDS)
+        assert publisher.step() == 1
+        assert publisher.step() == 0, "nobody has notified, so there is nothing to look for"
+        send(settings.database_url, "orders")
+        assert notifications(heard) == 2
+        wait_until(lambda: publisher.step() == 1, seconds=SOON_SECONDS, what="it is published")
+
+
+def test_a_batch_cut_short_is_finished_without_another_notification(settings: Settings) -> None:
+    small = replace(settings, publish_batch_size=1)
+
+    def is_all_published() -> bool:
+        ((count,),) = ask(settings.database_url, "SELECT count(*) FROM events.outbox_event")
+        return published(settings) == int(count)
+
+    with running(small):
+        for count in (1, 5):
+            send(settings.database_url, "orders", count)
+            wait_until(is_all_published, seconds=SOON_SECONDS, what="all is published")

@@ -46,6 +46,11 @@ class Publication:
         return self.lease.stream_name
 
     @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the hot log reaches further than PostgreSQL has recorded."""
+        return self.last is not None and self.published < self.last
+
+    @property
     def is_behind(self) -> bool:
         """Whether the hot log lacks something that has a position."""
         return self.last is None or self.last < self.head
@@ -155,7 +160,7 @@ class LogWriter:
         return refilled
 
     def _append(self, publication: Publication, rows: Rows) -> int | None:
-        """Append and confirm. Returns the last position; None where the log is ahead of us."""
+        """Append. Returns the last position; None where the log is ahead of us."""
         name = publication.stream_name
         last = self._hot_log.append(
             name,
@@ -168,11 +173,15 @@ class LogWriter:
             return None
         publication.is_unchecked = False
         emit(signals.BatchAppended(name, last, len(rows)))
-        if last > publication.published:
-            self._streams.confirm(self._connection, name, last)
-            publication.published = last
-            emit(signals.BatchConfirmed(name, last))
         return last
+
+    def confirm(self, publication: Publication) -> None:
+        """Record how far the log reaches, if that is news. May come late: nobody waits for it."""
+        if publication.is_unconfirmed:
+            assert publication.last is not None
+            self._streams.confirm(self._connection, publication.stream_name, publication.last)
+            publication.published = publication.last
+            emit(signals.BatchConfirmed(publication.stream_name, publication.last))
 
 
 def _contiguous(rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ from contextlib import suppress
 import psycopg
 
 from penstock.core.leases import PUBLISHER, Lease
-from penstock.core.progress import Progress
+from penstock.core.progress import IDLE, Progress
 from penstock.core.settings import Settings
 from penstock.errors import (
     HotLogAhead,
@@ -41,6 +41,13 @@ POLL_MODE_SECONDS = 0.05
 # How long to leave an undecided sender alone before trying again to fall asleep.
 UNDECIDED_FIRST_SECONDS = 0.001
 UNDECIDED_LONGEST_SECONDS = 0.05
+# A line that moves one event at a time is quiet: the locks are kept, and confirming can wait until
+# the consumers have had the processor. A busier one lets go, so that senders need not notify.
+QUIET_EVENTS_MAX = 1
+CONFIRM_AFTER_SECONDS = 0.02
+# Between batches that are neither single nor full: a few larger ones cost senders and consumers
+# less of the processor than many small ones.
+LINGER_SECONDS = 0.004
 # With so few streams a notified publisher numbers at once instead of asking first which has work.
 NUMBER_UNASKED_MAX = 4
 # A hot log that loses entries as fast as they are filled in must not become a busy loop.
@@ -75,6 +82,7 @@ class Publisher:
         self._undecided_seconds = UNDECIDED_FIRST_SECONDS
         self._wakeup: Wakeup | None = None
         self._is_holding = False
+        self._was_notified = False
         self._is_silent = settings.wakeup == "poll"
         self._connection = connect(settings.database_url, "penstock publisher")
         try:
@@ -89,14 +97,21 @@ class Publisher:
 
     def step(self) -> Progress:
         """Publish at most one batch of every leased stream."""
-        try:
-            return self._step()
-        finally:
-            if self._is_holding and self._wakeup is not None:
-                self._is_holding = False
-                self._wakeup.let_go()
+        if self._is_holding and not self._is_worth_a_look():
+            return IDLE
+        moved = self._step()
+        if moved > QUIET_EVENTS_MAX or any(p.has_more or p.is_behind for p in self._active()):
+            self._let_go()
+        is_lingering = moved > QUIET_EVENTS_MAX and not any(p.has_more for p in self._active())
+        return Progress(moved, pause_seconds=LINGER_SECONDS if is_lingering else 0.0)
 
-    def _step(self) -> Progress:
+    def _is_worth_a_look(self) -> bool:
+        """While the locks are held every commit notifies; without a notification there is none."""
+        was_notified = self._was_notified or self._wakeup is None or self._wakeup.was_notified()
+        self._was_notified = False
+        return was_notified or time.monotonic() >= self._next_sweep_at
+
+    def _step(self) -> int:
         if time.monotonic() >= self._next_sweep_at:
             self._sweep()
             self._next_sweep_at = time.monotonic() + SWEEP_SECONDS
@@ -111,38 +126,59 @@ class Publisher:
             moved += self._publish(publication, is_busy=is_busy)
         if moved:
             self._undecided_seconds = UNDECIDED_FIRST_SECONDS
-        return Progress(moved)
+        return moved
 
     def wait(self, stop: threading.Event) -> None:
         """Sleep until a sender notifies, until the next duty, or until `stop`."""
         seconds = self._seconds_until_next_duty()
         wakeup = self._wakeup_that_hears(stop)
         if wakeup is None:
+            self._confirm_all()
             stop.wait(min(seconds, POLL_MODE_SECONDS))
             return
+        if not self._is_holding and not self._hold(wakeup, stop, seconds):
+            return
+        if any(p.is_unconfirmed for p in self._publications.values()):
+            # What was appended a moment ago is being handled: leave it the processor.
+            if self._sleep(wakeup, min(seconds, CONFIRM_AFTER_SECONDS), stop):
+                return
+            self._confirm_all()
+        emit(signals.PublisherSlept(len(self._publications)))
+        if not self._sleep(wakeup, seconds, stop):
+            self._let_go()
+
+    def _hold(self, wakeup: Wakeup, stop: threading.Event, seconds: float) -> bool:
+        """Take the locks that make every sender notify, and look once more for what came before."""
         names = [p.stream_name for p in self._publications.values() if p.refusal is None]
         if not wakeup.try_hold(names):
+            self._confirm_all()
             stop.wait(min(seconds, self._undecided_seconds))
             self._undecided_seconds = min(self._undecided_seconds * 2, UNDECIDED_LONGEST_SECONDS)
-            return
+            return False
         self._undecided_seconds = UNDECIDED_FIRST_SECONDS
-        was_notified = False
-        try:
-            # Once more, now that every sender either is visible or will notify.
-            if not self._outbox.has_unnumbered(self._connection, names):
-                emit(signals.PublisherSlept(len(names)))
-                was_notified = wakeup.sleep(seconds, stop)
-        finally:
-            self._after_sleep(wakeup, was_notified=was_notified)
+        self._is_holding = True
+        if self._outbox.has_unnumbered(self._connection, names):
+            self._let_go()
+            return False
+        return True
 
-    def _after_sleep(self, wakeup: Wakeup, *, was_notified: bool) -> None:
-        """Whoever was notified publishes first and gives the locks back after: that is faster."""
-        if was_notified and len(self._publications) <= NUMBER_UNASKED_MAX:
+    def _sleep(self, wakeup: Wakeup, seconds: float, stop: threading.Event) -> bool:
+        """Sleep until a sender notifies; with few streams each is then numbered unasked."""
+        self._was_notified = wakeup.sleep(seconds, stop)
+        if self._was_notified and len(self._publications) <= NUMBER_UNASKED_MAX:
             for publication in self._publications.values():
                 publication.has_more = True
-            self._is_holding = True
-        else:
-            wakeup.let_go()
+        return self._was_notified
+
+    def _let_go(self) -> None:
+        """Senders need not notify any more."""
+        if self._is_holding and self._wakeup is not None:
+            self._wakeup.let_go()
+        self._is_holding = self._was_notified = False
+
+    def _confirm_all(self) -> None:
+        for publication in self._publications.values():
+            self._writer.confirm(publication)
 
     def close(self) -> None:
         """Give back leases and connections. What cannot be given back runs out by itself."""
@@ -165,7 +201,8 @@ class Publisher:
         return [p for p in self._publications.values() if p.refusal is None or now >= p.retry_at]
 
     def _sweep(self) -> None:
-        """Look at everything that no notification tells."""
+        """Look at everything that no notification tells. New streams need new locks."""
+        self._let_go()
         waiting = set(self._outbox.unnumbered_streams(self._connection))
         for stream_name in waiting - self._registered:
             self._streams.register(self._connection, stream_name)
@@ -200,12 +237,16 @@ class Publisher:
                 return moved
             publication.refusal = None
             rows = self._number(publication) if is_busy else ()
-            return moved + len(rows) + self._follow(publication, rows)
+            moved += len(rows) + self._follow(publication, rows)
         except LeaseLost:
             self._lose(publication)
+            return 0
         except (StreamForeign, HotLogAhead, HotLogUnusable) as error:
             self._refuse(publication, str(error))
-        return 0
+            return 0
+        if moved != QUIET_EVENTS_MAX:
+            self._writer.confirm(publication)
+        return moved
 
     def _number(self, publication: Publication) -> Rows:
         rows = self._outbox.number(

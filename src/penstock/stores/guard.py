@@ -145,6 +145,7 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
         await super().close()
 
 
+_GUARD = "penstock_guard"
 _REFUSED_METHODS = {
     "commit": Control.COMMIT,
     "rollback": Control.ROLLBACK,
@@ -156,16 +157,22 @@ def guard_session(session: Session, guard: Guard) -> None:
     """Refuse commit, rollback and close of a lent session; savepoints stay welcome."""
     for method, control in _REFUSED_METHODS.items():
         setattr(session, method, partial(guard.refuse, control, f"session.{method}()"))
-
-    def refuse_outermost(session: Session) -> None:
-        # Also fires when a savepoint is released, which is welcome.
-        if guard.is_active and not session.in_nested_transaction():
-            guard.refuse(Control.COMMIT, "a commit of the session's transaction")
-
-    event.listen(session, "before_commit", refuse_outermost)
+    session.info[_GUARD] = guard
 
 
 def unguard_session(session: Session) -> None:
-    """Take a lent session back; its guard is no longer active."""
+    """Take a lent session back."""
+    del session.info[_GUARD]
     for method in _REFUSED_METHODS:
         delattr(session, method)
+
+
+def _refuse_outermost(session: Session) -> None:
+    # Also told when a savepoint is released, which is welcome.
+    guard: Guard | None = session.info.get(_GUARD)
+    if guard is not None and guard.is_active and not session.in_nested_transaction():
+        guard.refuse(Control.COMMIT, "a commit of the session's transaction")
+
+
+# Once, for all sessions: a listener for each would cost more than the rest of a batch's set-up.
+event.listen(Session, "before_commit", _refuse_outermost)

@@ -61,6 +61,10 @@ class Wakeup:
                 return True
         return False
 
+    def was_notified(self) -> bool:
+        """Whether a notification has arrived, without waiting for one."""
+        return bool(list(self._connection.notifies(timeout=0, stop_after=1)))
+
     def let_go(self) -> None:
         """Senders need not notify any more; what they did notify until now is dropped."""
         if not self._connection.closed:
