@@ -249,9 +249,16 @@ class Pipeline:
         self, roles: Sequence[str], stop: threading.Event, worker_id: str | None = None
     ) -> None:
         """Work in this process until stopped: `publisher`, `consumer:{name}`."""
-        Workers(
+        self._workers().run(roles, stop, worker_id)
+
+    def check_hot_log(self) -> None:
+        """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
+        self._workers().check_hot_log()
+
+    def _workers(self) -> Workers:
+        return Workers(
             self.settings,
             self._registry.consumers,
             session_factory=self._session_factory,
             around=self._around,
-        ).run(roles, stop, worker_id)
+        )

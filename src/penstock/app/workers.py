@@ -55,6 +55,14 @@ class Workers:
         self._around = around
         self._errors: list[BaseException] = []
 
+    def check_hot_log(self) -> None:
+        """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
+        hot_log = self._open_log()
+        try:
+            hot_log.check()
+        finally:
+            hot_log.close()
+
     def run(self, roles: Sequence[str], stop: threading.Event, worker_id: str | None) -> None:
         """Work until stopped. An error that no waiting can cure stops all roles and comes out."""
         stages = {role: self._opener(role) for role in roles}

@@ -93,6 +93,7 @@ def run(
     roles = choose_roles(invocation.pipeline.consumers, publisher=publisher, globs=consumers or ())
     try:
         invocation.connect("run").close()
+        invocation.pipeline.check_hot_log()
     except ServerUnavailable as error:
         # Workers outlive an absent server, so its absence now is no reason to give up.
         print_note(f"{error} The workers wait for it.")

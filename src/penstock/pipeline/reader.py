@@ -9,7 +9,12 @@ from typing import Any
 import psycopg
 
 from penstock.core.wire import Entry, decode_body, decode_entry
-from penstock.errors import MalformedEntry, PositionMissing, ServerUnavailable
+from penstock.errors import (
+    MalformedEntry,
+    PositionMissing,
+    ServerUnavailable,
+    ServerUnsuitable,
+)
 from penstock.stores.hot_log import HotLog
 from penstock.stores.outage import Outage
 from penstock.stores.outbox import Outbox
@@ -78,7 +83,7 @@ class TierReader:
                 count=count,
                 wait_seconds=0.0 if self.is_polling else wait_seconds,
             )
-        except ServerUnavailable as error:
+        except (ServerUnavailable, ServerUnsuitable) as error:
             self._redis.begin(error)
             return None
         self._redis.end()
