@@ -12,7 +12,6 @@ import queue
 import random
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
@@ -212,7 +211,7 @@ def _kill(case: Case, line: Line) -> bool:
     else:
         victim = line.start(case.role, failpoint=failpoint, environment=environment)
     try:
-        with _feeding(line):
+        with line.feeding():
             provocation.act(victim)
             wait_until(lambda: not victim.is_alive, seconds=REACH_SECONDS, what="the victim dies")
     except AssertionError:
@@ -224,25 +223,6 @@ def _kill(case: Case, line: Line) -> bool:
         victim.end()
         provocation.heal()
     return was_killed
-
-
-@contextmanager
-def _feeding(line: Line) -> Iterator[None]:
-    """Somebody goes on sending meanwhile."""
-    stop = threading.Event()
-    sender = line.sender(seed=2)
-
-    def feed() -> None:
-        while not stop.wait(0.03):
-            sender.send()
-
-    thread = threading.Thread(target=feed, name="feeding")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 # ── all cases ──────────────────────────────────────────────────────────────────────────────────

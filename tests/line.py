@@ -154,6 +154,24 @@ class Line:
         return sender
 
     @contextmanager
+    def feeding(self) -> Iterator[None]:
+        """Somebody goes on sending meanwhile, whatever happens to the servers."""
+        stop = threading.Event()
+        sender = self.sender(seed=3)
+
+        def feed() -> None:
+            while not stop.wait(0.02):
+                sender.send()
+
+        thread = threading.Thread(target=feed, name="feeding")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    @contextmanager
     def held_transaction(self, account: str) -> Iterator[None]:
         """An event whose row is drawn now and whose commit comes when the block ends."""
         uuid = new_event_uuid()

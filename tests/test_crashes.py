@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -49,25 +48,6 @@ def database(servers: Servers, workload_database: str) -> Iterator[str]:
 def line(database: str, redis_url: str, tmp_path: Path) -> Iterator[Line]:
     with running_line(database, redis_url, tmp_path) as made:
         yield made
-
-
-@contextmanager
-def feeding(line: Line) -> Iterator[None]:
-    """Somebody goes on sending meanwhile, whatever happens to the servers."""
-    stop = threading.Event()
-    sender = line.sender(seed=3)
-
-    def feed() -> None:
-        while not stop.wait(0.02):
-            sender.send()
-
-    thread = threading.Thread(target=feed, name="feeding")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def soon(condition: Callable[[], bool], what: str) -> None:
@@ -150,7 +130,7 @@ def test_a_worker_whose_lease_was_taken_commits_nothing_even_before_anybody_else
 
 
 def test_the_books_balance_at_every_moment(line: Line) -> None:
-    with line.working(*ALL_ROLES), feeding(line):
+    with line.working(*ALL_ROLES), line.feeding():
         soon(lambda: line.effects("coroutine") > 0, "events flow")
         for _ in range(AUDITS):
             books = line.books()
@@ -175,7 +155,7 @@ def test_a_publisher_that_wakes_up_late_can_do_no_harm(line: Line) -> None:
 
 def test_two_publishers_take_turns_on_one_stream(line: Line) -> None:
     rivals = [line.start(PUBLISHER), line.start(PUBLISHER)]
-    with line.working("session"), feeding(line):
+    with line.working("session"), line.feeding():
         for rival in rivals:
             soon(lambda: line.is_held(PUBLISHER), "one of them publishes")
             holder = line.owner(PUBLISHER)[0]
@@ -199,7 +179,7 @@ def test_redis_may_come_back_empty_at_any_time(database: str, tmp_path: Path) ->
         line.working(*ALL_ROLES),
     ):
         for round_number in range(1, 3):
-            with feeding(line):
+            with line.feeding():
                 target = round_number * 20
                 soon(
                     lambda least=target: line.effects("session") > least,  # type: ignore[misc]
@@ -222,7 +202,7 @@ def test_postgresql_may_crash_in_the_middle_of_everything(tmp_path: Path) -> Non
             line.start(PUBLISHER, "session")
             line.start("cursor", "coroutine")
             for round_number in range(1, 3):
-                with feeding(line):
+                with line.feeding():
                     target = round_number * 20
                     soon(
                         lambda least=target: line.effects("coroutine") > least,  # type: ignore[misc]
@@ -251,7 +231,7 @@ def test_consumers_go_on_from_the_outbox_while_redis_is_down(
 def test_the_line_works_without_redis(database: str, tmp_path: Path) -> None:
     with running_line(database, None, tmp_path) as line:
         victim = line.start("session", failpoint="BatchSealed:kill:2")
-        with line.working(PUBLISHER, "cursor", "coroutine"), feeding(line):
+        with line.working(PUBLISHER, "cursor", "coroutine"), line.feeding():
             victim.wait_until_dead()
         with line.working(*ALL_ROLES):
             line.close_books(seconds=15)
@@ -273,7 +253,7 @@ def test_a_backend_that_is_ended_in_mid_batch_costs_nothing(line: Line, role: st
 
 
 def test_backends_may_be_ended_at_random(line: Line) -> None:
-    with line.working(PUBLISHER, "session"), feeding(line):
+    with line.working(PUBLISHER, "session"), line.feeding():
         line.start("cursor", "coroutine")
         for _ in range(20):
             soon(lambda: bool(open_batches(line, "session")), "a batch is in hand")

@@ -252,7 +252,7 @@ class BatchCommitted(Signal):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRolledBack(Signal, level=Level.INFO):
+class BatchRolledBack(Signal):
     """A batch failed; nothing of it happened, and its events are handled again apart."""
 
     consumer: str
