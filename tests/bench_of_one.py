@@ -12,8 +12,9 @@ import psycopg
 from penstock.core.options import ConsumerOptions
 from penstock.core.progress import Progress
 from penstock.core.settings import Settings
-from penstock.pipeline.consumer import Consumer, ConsumerSeams
+from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.publisher import Publisher
+from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
 from penstock.pipeline.signature import read_signature
 from penstock.runtime.leases import LeaseKeeper

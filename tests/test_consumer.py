@@ -146,6 +146,14 @@ def test_every_signature_handles_each_event_once(bench: Workbench, handler: Any)
     assert bench.checkpoint() == 25
 
 
+def test_a_handler_that_cannot_be_pipelined_is_found_out_once(bench: Workbench) -> None:
+    bench.send(25)
+    bench.publish()
+    with heard(signals.BatchRolledBack) as rolled_back:
+        run_until_idle(bench.consumer(copying_each, batch_size=5))
+    assert len(rolled_back) == 1
+
+
 def test_types_that_a_handler_does_not_name_pass_by_as_skipped(bench: Workbench) -> None:
     bench.send(2)
     bench.send(1, event_type="cancelled")

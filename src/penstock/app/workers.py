@@ -17,8 +17,9 @@ from penstock.core.leases import PUBLISHER
 from penstock.core.outgoing import batch_json
 from penstock.core.settings import Settings
 from penstock.errors import RegistrationError, UsageError
-from penstock.pipeline.consumer import Consumer, ConsumerSeams
+from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.publisher import Publisher
+from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Loop, Stage

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from pydantic import ValidationError
@@ -19,6 +18,7 @@ from penstock.core.wire import Entry
 from penstock.errors import ContractError, LeaseLost, ServerUnavailable
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
+from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.stores.inbox import Claim, Inbox
 from penstock.stores.worker_connection import WorkerConnection
@@ -43,22 +43,6 @@ class Settled:
     handled: int
 
 
-class Seams(Protocol):
-    """What the application wires in."""
-
-    @property
-    def insert_sends(self) -> Callable[[WorkerConnection, Any], None]:
-        """Inserts what handlers sent through their session."""
-
-    @property
-    def around(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Entered around each batch."""
-
-    @property
-    def stop_requested(self) -> Callable[[], bool]:
-        """Whether the batch should end after the event in hand."""
-
-
 class Attempt:
     """Runs a consumer's handler over batches, each in one transaction of the worker's."""
 
@@ -70,7 +54,7 @@ class Attempt:
         *,
         inbox: Inbox,
         worker: WorkerConnection,
-        seams: Seams,
+        seams: ConsumerSeams,
     ) -> None:
         self._consumer = consumer
         self._options = options
@@ -93,9 +77,6 @@ class Attempt:
             raise
         except Exception as error:
             self._rollback_after(error)
-            if isinstance(error, psycopg.NotSupportedError):
-                # COPY and server-side cursors do not work in a pipeline: remember, go without.
-                self._may_pipeline = False
             raise HandlerFailed(error, None) from error
 
     def _rollback_after(self, error: Exception) -> None:
@@ -105,6 +86,9 @@ class Attempt:
                 f"The connection of {self._consumer} broke in mid-batch: {describe(error)}. "
                 "The batch happened as a whole or not at all; the checkpoint tells."
             ) from error
+        if isinstance(error, psycopg.NotSupportedError):
+            # COPY and server-side cursors do not work in a pipeline: remember, go without.
+            self._may_pipeline = False
         self._worker.rollback()
 
     def _pipelined(self, batch: Batch) -> AbstractContextManager[Any]:
@@ -121,7 +105,7 @@ class Attempt:
         with self._worker.guard.lent():
             handled = self._handle(todo, session, attempt_number)
             if session is not None:
-                self._worker.call(session.flush, []) if self._plan.is_async else session.flush()
+                self._worker.call(session.flush, [])
         last = batch.last if handled == len(todo) else todo[handled].position - 1
         if session is not None:
             self._seams.insert_sends(self._worker, session)

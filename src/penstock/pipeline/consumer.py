@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -22,6 +19,7 @@ from penstock.errors import LeaseLost, PositionMissing
 from penstock.pipeline.attempt import Attempt, HandlerFailed
 from penstock.pipeline.leasing import Leases
 from penstock.pipeline.reader import TierReader
+from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan
 from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox
@@ -30,7 +28,6 @@ from penstock.stores.migrations import require_current
 from penstock.stores.outbox import Outbox
 from penstock.stores.postgres import connect
 from penstock.stores.streams import Streams
-from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
@@ -39,17 +36,6 @@ BROWNOUT_POLL_SECONDS = 0.1
 BLOCKED_PAUSE_SECONDS = 5.0
 NOBODYS_FAULT_MAX = 20
 NOBODYS_FAULT_PAUSE_SECONDS = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsumerSeams:
-    """What the application wires into a consumer."""
-
-    open_worker: Callable[[], WorkerConnection]
-    insert_sends: Callable[[WorkerConnection, Any], None]
-    """Inserts what handlers sent through their session, in the worker's transaction."""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    stop_requested: Callable[[], bool] = field(default=lambda: False)
 
 
 class Consumer:
