@@ -234,8 +234,12 @@ def test_a_quiet_line_keeps_its_locks_and_hears_of_every_event(settings: Setting
         wait_until(lambda: publisher.step() == 1, seconds=SOON_SECONDS, what="it is published")
 
 
-def test_a_batch_cut_short_is_finished_without_another_notification(settings: Settings) -> None:
-    small = replace(settings, publish_batch_size=1)
+def test_a_batch_cut_short_is_finished_without_another_notification(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither a sweep nor the slow poll may come to the rescue.
+    monkeypatch.setattr(publisher_module, "SWEEP_SECONDS", 600.0)
+    small = replace(settings, publish_batch_size=1, poll_seconds=600.0)
 
     def is_all_published() -> bool:
         ((count,),) = ask(settings.database_url, "SELECT count(*) FROM events.outbox_event")
