@@ -326,3 +326,22 @@ def test_transaction_control_is_found_in_text(sql: str, control: Control | None)
 def test_a_quoted_word_is_never_taken_for_a_statement(noise: str, word: str) -> None:
     quoted = (noise + ";" + word).replace("'", "''")
     assert find_control(f"SELECT '{quoted}'") is None
+
+
+@pytest.mark.parametrize(
+    ("seal_id", "xid", "says"),
+    [
+        ("(SELECT max(id) FROM events.seal)", "'1'", "transaction was ended inside a handler"),
+        ("-1", "pg_current_xact_id()::text", "seal is missing"),
+    ],
+)
+def test_the_fence_demands_both_the_transaction_and_the_seal_of_the_batch(
+    bench: Workbench, seal_id: str, xid: str, says: str
+) -> None:
+    # Each alone would do after a ROLLBACK; each is asked without the other here.
+    fence = f"SELECT events.fence({seal_id}, {xid}, 'orders', 'r', 'o', 1, 0, 1)"
+    with bench.connection.transaction(force_rollback=True):
+        bench.connection.execute("INSERT INTO events.seal (backend) VALUES (0)")
+        with pytest.raises(psycopg.Error, match=says) as refusal:
+            bench.connection.execute(fence.encode())
+    assert refusal.value.sqlstate == "PS002"
