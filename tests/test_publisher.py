@@ -100,12 +100,13 @@ def uuids_in_order(settings: Settings, stream_name: str = "orders") -> list[str]
 
 
 def state_of(settings: Settings, stream_name: str = "orders") -> tuple[int, int]:
-    ((head, published),) = ask(
+    """Head and confirmed; zeros for a stream that no publisher has met yet."""
+    rows = ask(
         settings.database_url,
         "SELECT head, published FROM events.stream WHERE name = %s",
         stream_name,
     )
-    return head, published
+    return rows[0] if rows else (0, 0)
 
 
 def read_up_to(settings: Settings, checkpoint: int, stream_name: str = "orders") -> None:
