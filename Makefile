@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests $(wildcard benchmarks) $(wildcard examples)
 
+# Tests run on every core; the one that is free takes over what another has not begun.
+PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
+
 # The parts of pyproject.toml that the lock pins: the core always, and these.
 LOCKED := --extra embedded --group dev --group build
 COMPILE := uv --system-certs pip compile --universal --python-version 3.11 --generate-hashes \
@@ -47,11 +50,11 @@ check: $(READY) ## format, lint, types, import rules, tidy rules and fast tests
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 .PHONY: test
 test: check ## check, then the slow tests
-	$(BIN)/pytest -q -m slow
+	$(PYTEST) -m slow
 
 .PHONY: demo
 demo: $(READY) ## watch events flow, on servers that need no installation
@@ -61,9 +64,17 @@ demo: $(READY) ## watch events flow, on servers that need no installation
 crash-matrix: $(READY) ## crash at every signal and prove that nothing is lost or repeated
 	$(BIN)/python -m tests.crash_matrix
 
+.PHONY: fleet
+fleet: $(READY) ## kill, pause and add hosts under load, and measure who waited how long
+	$(BIN)/python -m tests.fleet_drill
+
 .PHONY: bench
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks
+
+.PHONY: bench-cleanup
+bench-cleanup: $(READY) ## measure what cleanup costs the line, at ten million rows
+	$(BIN)/python -m benchmarks.cleanup --rows 10000000
 
 .PHONY: format
 format: $(READY) ## format the code and fix what can be fixed

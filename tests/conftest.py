@@ -1,26 +1,34 @@
-"""Real servers for every test: one pair per run, a fresh database and an empty hot log per test."""
+"""Real servers, one pair per process; a fresh database and an empty hot log for every test."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import closing
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 import redis
-from psycopg import sql
+from hypothesis import HealthCheck, settings
 
 from penstock.stores.servers import Servers, running_servers
+from tests.databases import name_of, new_database
+
+# Hypothesis would call a test broken that a busy machine merely slows down.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+OWN_SERVERS = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto`: one per core, each with servers of its own; just one on servers of yours."""
+    return 0 if all(map(os.environ.get, OWN_SERVERS)) else os.cpu_count() or 1
 
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """The servers of this run: embedded ones, or yours if both URLs are set."""
-    database_url = os.environ.get("PENSTOCK_DATABASE_URL")
-    redis_url = os.environ.get("PENSTOCK_REDIS_URL")
+    database_url, redis_url = map(os.environ.get, OWN_SERVERS)
     if database_url and redis_url:
         yield Servers(database_url=database_url, redis_url=redis_url)
         return
@@ -33,24 +41,16 @@ def template_database(servers: Servers) -> Iterator[str]:
     """The name of a migrated database that every test's own is copied from."""
     from penstock.stores.migrations import migrate
 
-    name = f"penstock_template_{secrets.token_hex(4)}"
-    _administer(servers, "CREATE DATABASE {}", name)
-    try:
-        migrate(_url_of(servers, name))
-        yield name
-    finally:
-        _administer(servers, "DROP DATABASE {} WITH (FORCE)", name)
+    with new_database(servers.database_url) as url:
+        migrate(url)
+        yield name_of(url)
 
 
 @pytest.fixture
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
     """A migrated, empty database that no other test sees."""
-    name = f"penstock_test_{secrets.token_hex(8)}"
-    _administer(servers, "CREATE DATABASE {} TEMPLATE {}", name, template_database)
-    try:
-        yield _url_of(servers, name)
-    finally:
-        _administer(servers, "DROP DATABASE {} WITH (FORCE)", name)
+    with new_database(servers.database_url, template_database) as url:
+        yield url
 
 
 @pytest.fixture
@@ -60,13 +60,3 @@ def redis_url(servers: Servers) -> str:
         # Not FLUSHALL: the server may be yours, with other databases beside this one.
         client.flushdb()
     return servers.redis_url
-
-
-def _administer(servers: Servers, statement: str, *names: str) -> None:
-    # CREATE and DROP DATABASE refuse to run inside a transaction.
-    with psycopg.connect(servers.database_url, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
-def _url_of(servers: Servers, database: str) -> str:
-    return urlsplit(servers.database_url)._replace(path=f"/{database}").geturl()

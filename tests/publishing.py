@@ -20,9 +20,7 @@ from penstock.stores.identity import new_event_uuid
 from penstock.stores.redis_log import RedisLog
 from penstock.telemetry import bus
 from penstock.telemetry.signals import Signal
-from tests.waiting import wait_until
-
-SOON_SECONDS = 20.0
+from tests.waiting import SOON_SECONDS, wait_until
 
 
 class Crash(BaseException):
@@ -104,7 +102,6 @@ class Worker:
         """Step until everything that was sent is numbered and in the hot log."""
         wait_until(
             lambda: self.step() == 0 and not self._is_behind(),
-            seconds=SOON_SECONDS,
             what="the publisher has caught up",
         )
 

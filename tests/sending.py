@@ -1,12 +1,8 @@
-"""What the tests of sending share: a database per module, a sender, and a look at the outbox."""
+"""What the tests of sending share: a sender and a look at the outbox."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
@@ -17,20 +13,6 @@ from penstock.pipeline.sending import Sender
 def make_sender(schema: str = "events") -> Sender:
     """A sender with the ordinary limits."""
     return Sender(schema=schema, payload_bytes_max=1024 * 1024, metadata_bytes_max=64 * 1024)
-
-
-@contextmanager
-def database_of_its_own(server_url: str, template: str) -> Iterator[str]:
-    """A migrated database for a whole module: making one per test takes longer than the tests."""
-    name = f"penstock_send_{secrets.token_hex(8)}"
-    with psycopg.connect(server_url, autocommit=True) as administration:
-        names = map(sql.Identifier, (name, template))
-        administration.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
-        try:
-            yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
-        finally:
-            statement = sql.SQL("DROP DATABASE {} WITH (FORCE)")
-            administration.execute(statement.format(sql.Identifier(name)))
 
 
 class Outbox:

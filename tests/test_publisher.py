@@ -29,7 +29,6 @@ from penstock.stores.servers import EmbeddedValkey
 from penstock.stores.streams import Streams
 from penstock.telemetry import signals
 from tests.publishing import (
-    SOON_SECONDS,
     Crash,
     Worker,
     ask,
@@ -47,7 +46,7 @@ from tests.publishing import (
     told,
     worker,
 )
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -56,8 +55,9 @@ def settings(database_url: str, redis_url: str) -> Settings:
         database_url=database_url,
         redis_url=redis_url,
         publish_batch_size=50,
-        lease_seconds=10.0,
-        lease_renew_seconds=1.0,
+        # No renewal comes in between when a test ends a lease by hand.
+        lease_seconds=300.0,
+        lease_renew_seconds=100.0,
     )
 
 
@@ -178,7 +178,6 @@ def test_positions_have_no_gap_under_concurrent_senders_that_commit_out_of_order
         in_threads([lambda seed=seed: send_with_holds(seed) for seed in range(senders)])  # type: ignore[misc]
         wait_until(
             lambda: state_of(settings)[1] == sum(committed),
-            seconds=SOON_SECONDS,
             what="everything is published",
         )
     assert_published(settings, sum(committed))
@@ -247,7 +246,6 @@ def test_two_who_number_at_once_wait_for_each_other(
         pid = connection.info.backend_pid
         wait_until(
             lambda: ask(settings.database_url, "SELECT pg_blocking_pids(%s)", pid) != [([],)],
-            seconds=SOON_SECONDS,
             what="the second waits for the first",
         )
         first.commit()
@@ -364,7 +362,7 @@ def test_a_publisher_with_nothing_to_do_writes_nothing(
             return bool(next_xid() == before)
 
         # The server may write something of its own meanwhile, but not every time.
-        wait_until(is_quiet, seconds=SOON_SECONDS, what="idle steps write nothing")
+        wait_until(is_quiet, what="idle steps write nothing")
 
 
 # ── two publishers ─────────────────────────────────────────────────────────────────────────────
@@ -428,7 +426,6 @@ def test_a_stopped_publisher_that_does_not_read_its_rows_holds_up_nobody(
                 )
                 == [("ClientWrite",)]
             ),
-            seconds=SOON_SECONDS,
             what="its backend cannot send any more",
         )
         ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
@@ -496,7 +493,6 @@ def test_publishers_that_fight_for_a_stream_give_out_every_position_once(
             send(settings.database_url, "orders", per_round)
         wait_until(
             lambda: positions(settings) == list(range(1, rounds * per_round + 1)),
-            seconds=SOON_SECONDS,
             what="everything has a position",
         )
         done.set()
@@ -505,7 +501,6 @@ def test_publishers_that_fight_for_a_stream_give_out_every_position_once(
         in_threads([disturb, work])
         wait_until(
             lambda: state_of(settings) == (rounds * per_round, rounds * per_round),
-            seconds=SOON_SECONDS,
             what="everything is published",
         )
     assert_published(settings, rounds * per_round)
@@ -732,7 +727,6 @@ def test_a_term_that_postgres_has_forgotten_is_passed_by_taking_new_ones(
     with worker(settings) as publisher:
         wait_until(
             lambda: publisher.step() >= 0 and state_of(settings) == (6, 6),
-            seconds=SOON_SECONDS,
             what="the term has caught up",
         )
     assert_published(settings, 6)
@@ -749,22 +743,18 @@ def test_positions_are_given_out_while_redis_is_away(settings: Settings, tmp_pat
         running(settings),
     ):
         send(settings.database_url, "orders", 120)
-        wait_until(
-            lambda: state_of(settings) == (120, 120), seconds=SOON_SECONDS, what="all is published"
-        )
+        wait_until(lambda: state_of(settings) == (120, 120), what="all is published")
         valkey.crash()
         send(settings.database_url, "orders", 120)
         send(settings.database_url, "others", 120)
         wait_until(
             lambda: len(positions(settings) + positions(settings, "others")) == 360,
-            seconds=SOON_SECONDS,
             what="everything has a position",
         )
         assert state_of(settings) == (240, 120)
         valkey.start()
         wait_until(
             lambda: state_of(settings) == (240, 240) and state_of(settings, "others")[1] == 120,
-            seconds=SOON_SECONDS,
             what="the restarted server has everything",
         )
         assert_published(settings, 240)

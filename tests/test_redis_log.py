@@ -24,7 +24,7 @@ from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
 from tests.publishing import hot_ids, ids, log_key
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 HERE = "11111111-1111-1111-1111-111111111111"
 ELSEWHERE = "22222222-2222-2222-2222-222222222222"
@@ -213,11 +213,10 @@ def test_a_read_waits_for_the_next_entry(redis_url: str, client: Any, protocol: 
         reader.start()
         wait_until(
             lambda: any(c["cmd"] == "xread" and "b" in c["flags"] for c in client.client_list()),
-            seconds=5,
             what="the reader blocks",
         )
         append(writer, 1, 1)
-        reader.join(timeout=10)
+        reader.join(SOON_SECONDS)
     assert found == [(1, b"entry 1")]
 
 

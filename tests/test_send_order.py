@@ -17,8 +17,9 @@ from sqlalchemy.orm import Session
 from penstock.core.events import RawEvent
 from penstock.stores.postgres import sqlalchemy_url
 from penstock.stores.servers import Servers
-from tests.sending import Outbox, database_of_its_own, make_sender
-from tests.waiting import wait_until
+from tests.databases import new_database
+from tests.sending import Outbox, make_sender
+from tests.waiting import SOON_SECONDS, wait_until
 
 WRITERS = 8
 TRANSACTIONS = 40
@@ -45,7 +46,7 @@ sender = make_sender()
 
 @pytest.fixture(scope="module")
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
-    with database_of_its_own(servers.database_url, template_database) as url:
+    with new_database(servers.database_url, template_database) as url:
         yield url
 
 
@@ -142,9 +143,9 @@ def test_a_sender_waits_for_another_of_the_same_key_and_for_no_one_else(
 
     thread = threading.Thread(target=send_second)
     thread.start()
-    wait_until(lambda: is_waiting(outbox, second), seconds=10, what="the second sender waits")
+    wait_until(lambda: is_waiting(outbox, second), what="the second sender waits")
     first.commit()
-    thread.join(10)
+    thread.join(SOON_SECONDS)
     assert outbox.sent == ["first", "second"]
     first.close()
     second.close()
@@ -164,7 +165,10 @@ def test_forty_thousand_keys_in_one_transaction_take_a_bounded_number_of_locks(
             connection, "orders", [RawEvent("T", {}, key=str(n)) for n in range(40_000)]
         )
         locks: list[Any] = []
-        count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        count = (
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
 
         # Registered after the sender's own listener, so the events are in by now.
         def count_locks(_: Any) -> None:
@@ -187,7 +191,7 @@ def test_keys_in_opposite_order_never_deadlock(engine: Engine, outbox: Outbox) -
             with Session(engine) as session:
                 for key in order:
                     sender.send(session, "orders", RawEvent("T", {}, key=key))
-                together.wait(30)
+                together.wait(SOON_SECONDS)
                 session.commit()
 
     with ThreadPoolExecutor(2) as pool:

@@ -24,7 +24,9 @@ from penstock.pipeline.sending import peek_pending, take_pending
 from penstock.stores.servers import Servers
 from penstock.telemetry.bus import subscribe, unsubscribe
 from penstock.telemetry.signals import EventsInserted
-from tests.sending import Outbox, database_of_its_own, make_sender
+from tests.databases import new_database
+from tests.sending import Outbox, make_sender
+from tests.waiting import SOON_SECONDS
 
 sender = make_sender()
 SLEEP = "SELECT pg_advisory_lock(hashtext('penstock wake-up'), hashtext(%s) & 255)"
@@ -41,7 +43,7 @@ class Undo(Exception):
 
 @pytest.fixture(scope="module")
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
-    with database_of_its_own(servers.database_url, template_database) as url:
+    with new_database(servers.database_url, template_database) as url:
         yield url
 
 
@@ -340,7 +342,7 @@ def heard(listener: psycopg.Connection[Any]) -> list[str]:
     """What was notified until now: a last notification of our own ends the listening."""
     listener.execute("SELECT pg_notify('events_outbox_insert', 'end')")
     payloads = []
-    for notification in listener.notifies(timeout=10):
+    for notification in listener.notifies(timeout=SOON_SECONDS):
         if notification.payload == "end":
             break
         payloads.append(notification.payload)

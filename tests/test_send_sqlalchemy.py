@@ -54,8 +54,9 @@ from penstock.stores.postgres import sqlalchemy_url
 from penstock.stores.servers import Servers
 from penstock.telemetry.bus import subscribe, unsubscribe
 from penstock.telemetry.signals import EventsInserted
+from tests.databases import new_database
 from tests.proxy import Proxy
-from tests.sending import Outbox, database_of_its_own, make_sender
+from tests.sending import Outbox, make_sender
 
 MODES = ["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 
@@ -91,7 +92,7 @@ class ShopOutbox(Outbox):
 
 @pytest.fixture(scope="module")
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
-    with database_of_its_own(servers.database_url, template_database) as url:
+    with new_database(servers.database_url, template_database) as url:
         yield url
 
 
