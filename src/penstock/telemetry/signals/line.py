@@ -1,39 +1,12 @@
-"""The signals, typed and in the past tense: the only instrumentation there is.
-
-`Signal.registry` lists them all; the crash matrix kills a process at each of them.
-"""
+"""What happens to events on their way: sent, published, handled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, ClassVar
 
+from penstock.telemetry.signals.signal import Level, Signal
 
-class Level(StrEnum):
-    """How loudly a log tells of a signal."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class Signal:
-    """Something that happened."""
-
-    registry: ClassVar[dict[str, type[Signal]]] = {}
-    level: ClassVar[Level] = Level.DEBUG
-
-    def __init_subclass__(cls, level: Level | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # A dataclass with slots is made twice, the second time without its keywords.
-        if level is not None:
-            cls.level = level
-        Signal.registry[cls.__name__] = cls
-
-
-# ── send ───────────────────────────────────────────────────────────────────────────────────────
+# ── send ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,54 +16,7 @@ class EventsInserted(Signal):
     count: int
 
 
-# ── leases ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseAcquired(Signal, level=Level.INFO):
-    """This process may work on a stream in a role."""
-
-    stream_name: str
-    role: str
-    owner_id: str
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRenewed(Signal):
-    """The leases of this process run on."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost(Signal, level=Level.WARNING):
-    """Another worker holds the lease; nothing was lost or repeated."""
-
-    stream_name: str
-    role: str
-    owner_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseReleased(Signal, level=Level.INFO):
-    """A lease was given back on a clean stop."""
-
-    stream_name: str
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class PredecessorEnded(Signal, level=Level.WARNING):
-    """The open transaction of a lease's former holder was ended."""
-
-    stream_name: str
-    role: str
-    count: int
-
-
-# ── publish ────────────────────────────────────────────────────────────────────────────────────
+# ── publish ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +93,7 @@ class WakeupSilent(Signal, level=Level.WARNING):
     poll_seconds: float
 
 
-# ── consume ────────────────────────────────────────────────────────────────────────────────────
+# ── consume ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +103,40 @@ class ConsumerRegistered(Signal, level=Level.INFO):
     consumer: str
     stream_name: str
     start_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStartedLate(Signal, level=Level.WARNING):
+    """A new consumer begins at the first event that is retained, later than it asked for."""
+
+    consumer: str
+    stream_name: str
+    asked: str
+    start_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LanesShared(Signal, level=Level.INFO):
+    """The lanes of a consumer that this worker works on are others than before."""
+
+    consumer: str
+    lanes: tuple[int, ...]
+    of: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPaused(Signal, level=Level.WARNING):
+    """An operator paused a consumer; its lanes are given back until it is resumed."""
+
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerResumed(Signal, level=Level.INFO):
+    """A paused consumer goes on."""
+
+    consumer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,54 +234,19 @@ class EventFailed(Signal, level=Level.ERROR):
 
 
 @dataclass(frozen=True, slots=True)
+class EventBuried(Signal, level=Level.ERROR):
+    """An event is a dead letter now; the consumer goes on without it."""
+
+    consumer: str
+    position: int
+    event_uuid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerBlocked(Signal, level=Level.ERROR):
     """A consumer cannot go on without help; it has skipped nothing."""
 
     consumer: str
     position: int
     reason: str
-
-
-# ── processes ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStarted(Signal, level=Level.INFO):
-    """A worker process is ready."""
-
-    worker: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStopped(Signal, level=Level.INFO):
-    """A worker process has finished what it had in hand."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDied(Signal, level=Level.ERROR):
-    """A worker process ended without being asked to; it is started again."""
-
-    worker: str
-    pid: int
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLost(Signal, level=Level.WARNING):
-    """PostgreSQL or Redis went away; said once, then waited for."""
-
-    worker: str
-    server: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFound(Signal, level=Level.INFO):
-    """The server is back; work goes on where it stopped."""
-
-    worker: str
-    server: str
-    after_seconds: float
