@@ -331,17 +331,21 @@ def test_a_quoted_word_is_never_taken_for_a_statement(noise: str, word: str) -> 
 @pytest.mark.parametrize(
     ("seal_id", "xid", "says"),
     [
-        ("(SELECT max(id) FROM events.seal)", "'1'", "transaction was ended inside a handler"),
-        ("-1", "pg_current_xact_id()::text", "seal is missing"),
+        (7, "1", "transaction was ended inside a handler"),
+        (8, None, "seal is missing"),
     ],
 )
 def test_the_fence_demands_both_the_transaction_and_the_seal_of_the_batch(
-    bench: Workbench, seal_id: str, xid: str, says: str
+    bench: Workbench, seal_id: int, xid: str | None, says: str
 ) -> None:
     # Each alone would do after a ROLLBACK; each is asked without the other here.
-    fence = f"SELECT events.fence({seal_id}, {xid}, 'orders', 'r', 'o', 1, 0, 1)"
+    fence = "SELECT events.fence(%s, 1, 'orders', 'r', 'o', 1, 0, 1)"
     with bench.connection.transaction(force_rollback=True):
-        bench.connection.execute("INSERT INTO events.seal (backend) VALUES (0)")
+        bench.connection.execute(
+            "INSERT INTO events.seal (id, xid, fresh)"
+            " VALUES (7, coalesce(%s::xid8, pg_current_xact_id()), 1)",
+            (xid,),
+        )
         with pytest.raises(psycopg.Error, match=says) as refusal:
-            bench.connection.execute(fence.encode())
+            bench.connection.execute(fence, (seal_id,))
     assert refusal.value.sqlstate == "PS002"

@@ -42,11 +42,14 @@ def test_a_fetch_sends_what_has_gathered(connection: psycopg.Connection[Any]) ->
 
 
 def test_an_error_comes_out_at_the_sync_at_the_latest(connection: psycopg.Connection[Any]) -> None:
-    with patient_pipeline(connection) as pipeline:
-        connection.execute("SELECT 1/0")
-        insert(connection, 3)
-        with pytest.raises(psycopg.errors.DivisionByZero):
+    def divide_by_zero() -> None:
+        with patient_pipeline(connection) as pipeline:
+            connection.execute("SELECT 1/0")
+            insert(connection, 3)
             pipeline.sync()
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        divide_by_zero()
     connection.rollback()
     assert connection.execute("SELECT count(*) FROM effect").fetchone() == (0,)
 

@@ -15,12 +15,13 @@ from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
-from penstock.errors import ContractError, LeaseLost, ServerUnavailable
+from penstock.errors import ContractError, HandlerTimeout, LeaseLost, ServerUnavailable
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.stores.inbox import Claim, Inbox
+from penstock.stores.suspects import Suspects
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
@@ -53,6 +54,7 @@ class Attempt:
         plan: HandlerPlan,
         *,
         inbox: Inbox,
+        suspects: Suspects,
         worker: WorkerConnection,
         seams: ConsumerSeams,
     ) -> None:
@@ -60,15 +62,41 @@ class Attempt:
         self._options = options
         self._plan = plan
         self._inbox = inbox
+        self._suspects = suspects
         self._worker = worker
         self._seams = seams
-        self._may_pipeline = plan.can_pipeline
+        self._call = seams.caller(worker)
+        # Under a time limit every statement is awaited, so that its time is the handler's.
+        self._may_pipeline = plan.can_pipeline and options.timeout_seconds is None
+        self._claim: Claim | None = None
 
     def run(self, batch: Batch, lease: Lease, attempt_number: int) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
+        if not self._may_claim_ahead(batch, lease, attempt_number):
+            return self._run(batch, lease, attempt_number, ahead=False)
+        try:
+            return self._run(batch, lease, attempt_number, ahead=True)
+        except HandlerFailed:
+            if self._claim is None or not self._inbox.fell_short(self._worker, self._claim):
+                raise
+        # Some of it was settled before. That is nobody's failure, and nothing of it was kept.
+        return self._run(batch, lease, attempt_number, ahead=False)
+
+    def _may_claim_ahead(self, batch: Batch, lease: Lease, attempt_number: int) -> bool:
+        """Whether to call the handler while the server still writes the deduplication rows.
+
+        Where only this lane has ever been, nothing beyond its checkpoint is settled. A handler
+        that awaits, or whose time is limited, gains nothing or would be charged for the claim.
+        """
+        is_first_try = attempt_number == 1 and not (batch.is_careful or batch.is_suspect)
+        is_plain = not self._plan.is_async and self._options.timeout_seconds is None
+        return is_first_try and is_plain and batch.first > lease.settled_to
+
+    def _run(self, batch: Batch, lease: Lease, attempt_number: int, *, ahead: bool) -> Settled:
+        self._claim = None
         try:
             with self._seams.around(), self._pipelined(batch):
-                return self._transact(batch, lease, attempt_number)
+                return self._transact(batch, lease, attempt_number, ahead=ahead)
         except LeaseLost as error:
             self._rollback_after(error)
             raise
@@ -78,6 +106,22 @@ class Attempt:
         except Exception as error:
             self._rollback_after(error)
             raise HandlerFailed(error, None) from error
+
+    def bury(self, batch: Batch, lease: Lease, starts: list[dict[str, Any]]) -> Settled:
+        """Settle an event that ends its process as a dead letter, without calling the handler."""
+        entry = batch.entries[0]
+        try:
+            claim = self._inbox.claim(self._worker, self._consumer, lease, batch, ["dead"])
+            if claim.fresh:
+                handler = self._plan.function
+                name = f"{handler.__module__}.{handler.__qualname__}"
+                self._suspects.bury(self._worker, self._consumer, entry, name, starts)
+            self._suspects.finish_within(self._worker, self._consumer, entry.position)
+            self._inbox.commit(self._worker, claim, lease, batch.last)
+        except Exception as error:
+            self._rollback_after(error)
+            raise
+        return Settled(batch.last, 0)
 
     def _rollback_after(self, error: Exception) -> None:
         if self._worker.is_lost:
@@ -89,23 +133,25 @@ class Attempt:
         if isinstance(error, psycopg.NotSupportedError):
             # COPY and server-side cursors do not work in a pipeline: remember, go without.
             self._may_pipeline = False
-        self._worker.rollback()
+        if not isinstance(error, HandlerTimeout):
+            self._worker.rollback()
 
     def _pipelined(self, batch: Batch) -> AbstractContextManager[Any]:
         if self._may_pipeline and not batch.is_careful:
             return self._worker.pipelined()
         return nullcontext()
 
-    def _transact(self, batch: Batch, lease: Lease, attempt_number: int) -> Settled:
+    def _transact(self, batch: Batch, lease: Lease, attempt_number: int, *, ahead: bool) -> Settled:
         outcomes = ["handled" if self._is_mine(entry) else "skipped" for entry in batch.entries]
-        claim = self._inbox.claim(self._worker, self._consumer, lease, batch, outcomes)
+        claim = self._inbox.claim(self._worker, self._consumer, lease, batch, outcomes, ahead=ahead)
+        self._claim = claim
         emit(signals.BatchClaimed(self._consumer, len(batch.entries), len(claim.fresh)))
         todo = self._todo(batch, claim)
         session = self._worker.session() if View.SESSION in self._plan.parameters else None
         with self._worker.guard.lent():
             handled = self._handle(todo, session, attempt_number)
             if session is not None:
-                self._worker.call(session.flush, [])
+                self._call(session.flush, [])
         last = batch.last if handled == len(todo) else todo[handled].position - 1
         if session is not None:
             self._seams.insert_sends(self._worker, session)
@@ -114,6 +160,8 @@ class Attempt:
             self._inbox.unclaim(
                 self._worker, self._consumer, [e for e in rest if e.position in claim.fresh]
             )
+        if batch.is_suspect:
+            self._suspects.finish_within(self._worker, self._consumer, batch.first)
         emit(signals.BatchSealed(self._consumer, last))
         self._inbox.commit(self._worker, claim, lease, last)
         return Settled(last, handled)
@@ -156,13 +204,13 @@ class Attempt:
     def _handle_list(self, todo: list[Entry], lent: list[Any], attempt_number: int) -> None:
         """A list has one context, that of its first event."""
         arguments = self._arguments(lent, [self._decode(e) for e in todo], todo[0], attempt_number)
-        self._worker.call(self._plan.function, arguments)
+        self._call(self._plan.function, arguments)
         self._raise_violation()
 
     def _handle_one(self, entry: Entry, lent: list[Any], attempt_number: int) -> None:
         arguments = self._arguments(lent, self._decode(entry), entry, attempt_number)
         current_handling.set(Handling(entry))
-        self._worker.call(self._plan.function, arguments)
+        self._call(self._plan.function, arguments)
         self._raise_violation()
         if is_wanted(signals.EventHandled):
             emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))

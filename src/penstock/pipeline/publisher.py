@@ -50,6 +50,8 @@ CONFIRM_AFTER_SECONDS = 0.02
 LINGER_SECONDS = 0.004
 # With so few streams a notified publisher numbers at once instead of asking first which has work.
 NUMBER_UNASKED_MAX = 4
+# Statements are prepared when they are used for the sixth time.
+PREPARE_AFTER = 5
 # A hot log that loses entries as fast as they are filled in must not become a busy loop.
 FOLLOW_UP_SECONDS = 0.01
 
@@ -315,7 +317,10 @@ class Publisher:
         if self._wakeup is None and not self._is_silent:
             # Ours before it is tested: `close` ends it if a connection breaks meanwhile.
             self._wakeup = Wakeup(self._settings.database_url, self._settings.schema)
-            if not self._wakeup.hears(self._connection, stop):
+            if self._wakeup.hears(self._connection, stop):
+                # Who is heard is not behind such a pooler.
+                self._connection.prepare_threshold = PREPARE_AFTER
+            else:
                 self._wakeup.close()
                 self._wakeup = None
                 self._is_silent = not stop.is_set()

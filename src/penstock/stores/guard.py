@@ -6,7 +6,7 @@ say which call it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -87,6 +87,26 @@ class GuardedConnection(psycopg.Connection[Any]):
         super().__init__(*args, **kwargs)
         self.guard = Guard()
         self.cursor_factory = GuardedCursor
+        self.catch_up: Callable[[], None] | None = None
+        """Called before the connection is used, where something was sent ahead."""
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """A cursor, behind whatever was sent ahead."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return super().cursor(*args, **kwargs)
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        """A savepoint, behind whatever was sent ahead."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return super().transaction(*args, **kwargs)
+
+    def pipeline(self) -> Any:
+        """A pipeline, behind whatever was sent ahead."""
+        if self.catch_up is not None:
+            self.catch_up()
+        return super().pipeline()
 
     def commit(self) -> None:
         """Commit, unless lent out."""

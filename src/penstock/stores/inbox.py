@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any
 import psycopg
 
 from penstock.core.isolation import Batch
-from penstock.core.leases import Lease
+from penstock.core.leases import Lease, consumer_role
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
 from penstock.errors import (
@@ -20,9 +21,11 @@ from penstock.errors import (
     RollbackInTransactionError,
 )
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+from penstock.stores.starts import Starts
 from penstock.stores.worker_connection import WorkerConnection
 
 Connection = psycopg.Connection[Any]
+SEAL_ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,21 @@ class Registration:
     consumer: str
     stream_name: str
     start_position: int
-    lanes: int
-    epoch: int
+    lanes: int = 1
+    epoch: int = 1
+    settled_to: int = 0
+    """Up to here, lanes of earlier epochs may have settled events."""
+
+    def role(self, lane: int) -> str:
+        """The role of one of its lanes."""
+        return consumer_role(self.consumer, self.epoch, lane, self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A batch in hand: its seal, its transaction, and which of its positions are new."""
+    """A batch in hand: its seal, and which of its positions are new, or taken for new."""
 
     seal_id: int
-    xid: str
     fresh: frozenset[int]
 
 
@@ -50,59 +58,52 @@ class Inbox:
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self._sql = Queries("consumer.sql", schema)
-        self._outbox_sql = Queries("outbox.sql", schema)
-        self._stream_sql = Queries("stream.sql", schema)
+        self._lane_sql = Queries("lane.sql", schema)
+        self._starts = Starts(schema)
 
     def register(
-        self, connection: Connection, consumer: str, options: ConsumerOptions
+        self,
+        connection: Connection,
+        consumer: str,
+        options: ConsumerOptions,
+        deployed_at: datetime,
     ) -> Registration:
-        """Enter a consumer into the books, once; later starts find it there."""
-        found = self._read(connection, consumer)
-        if found is None:
-            start_position = self._start_position(connection, options)
-            connection.execute(
-                self._sql["register"],
-                {
-                    "consumer": consumer,
-                    "stream_name": options.stream_name,
-                    "start_position": start_position,
-                    "guarantee": options.guarantee.value,
-                },
-            )
-            found = self._read(connection, consumer)
-            assert found is not None
-        if found.stream_name != options.stream_name:
+        """Enter a consumer into the books, once; later starts find it there.
+
+        The lane count is the books', unless `deployed_at` is later than when it was decided.
+        """
+        stream_name = self._stream_of(connection, consumer)
+        if stream_name is None:
+            # One transaction: nothing is pruned between the choice and the entry.
+            with connection.transaction():
+                start_position = self._starts.choose(connection, consumer, options)
+                connection.execute(
+                    self._sql["register"],
+                    {
+                        "consumer": consumer,
+                        "stream_name": options.stream_name,
+                        "start_position": start_position,
+                        "guarantee": options.guarantee.value,
+                        "lanes": options.lanes,
+                    },
+                )
+            stream_name = self._stream_of(connection, consumer)
+        if stream_name != options.stream_name:
             raise RegistrationError(
-                f"Consumer {consumer!r} reads {found.stream_name!r} according to the database, "
+                f"Consumer {consumer!r} reads {stream_name!r} according to the database, "
                 f"but the code says {options.stream_name!r}. Nothing was touched. A consumer's "
                 "name is its identity: give the new one a new name, or restore the stream."
             )
-        return found
-
-    def _read(self, connection: Connection, consumer: str) -> Registration | None:
-        row = connection.execute(self._sql["read"], {"consumer": consumer}).fetchone()
-        if row is None:
-            return None
-        stream_name, start_position, lanes, epoch, _guarantee = row
-        return Registration(consumer, stream_name, start_position, lanes, epoch)
-
-    def _start_position(self, connection: Connection, options: ConsumerOptions) -> int:
-        start = options.start
-        if start == "earliest":
-            return 1
-        if isinstance(start, int):
-            return start
-        head_row = connection.execute(
-            self._stream_sql["read"], {"stream_name": options.stream_name}
+        row = connection.execute(
+            self._lane_sql["agree"],
+            {"consumer": consumer, "lanes": options.lanes, "deployed_at": deployed_at},
         ).fetchone()
-        after_head = head_row[2] + 1 if head_row else 1
-        if isinstance(start, datetime):
-            row = connection.execute(
-                self._outbox_sql["position_at_time"],
-                {"stream_name": options.stream_name, "moment": start},
-            ).fetchone()
-            return row[0] if row and row[0] else int(after_head)
-        return int(after_head)
+        assert row is not None
+        return Registration(consumer, *row)
+
+    def _stream_of(self, connection: Connection, consumer: str) -> str | None:
+        row = connection.execute(self._sql["read"], {"consumer": consumer}).fetchone()
+        return None if row is None else str(row[0])
 
     def claim(
         self,
@@ -111,20 +112,39 @@ class Inbox:
         lease: Lease,
         batch: Batch,
         outcomes: list[str],
+        *,
+        ahead: bool = False,
     ) -> Claim:
-        """Begin the batch's transaction and write its deduplication rows."""
-        seal_id, xid, fresh = worker.begin(
+        """Begin the batch's transaction and write its deduplication rows.
+
+        `ahead`: without waiting for the server, taking every event for new. The fence refuses the
+        batch if that is wrong, and `fell_short` tells.
+        """
+        # The worker draws the number, so that the fence can be sent without the claim's result.
+        seal_id = secrets.randbits(SEAL_ID_BITS)
+        worker.begin(
             self._sql["claim_batch"],
             {
+                "seal_id": seal_id,
                 "consumer": consumer,
                 "stream_name": lease.stream_name,
                 "role": lease.role,
+                "epoch_group": lease.epoch_group,
                 "event_uuids": _array(entry.event_uuid for entry in batch.entries),
                 "positions": _array(str(entry.position) for entry in batch.entries),
                 "outcomes": _array(outcomes),
             },
         )
-        return Claim(seal_id, xid, frozenset(fresh))
+        if ahead:
+            return Claim(seal_id, frozenset(entry.position for entry in batch.entries))
+        row = worker.first_row()
+        assert row is not None
+        return Claim(seal_id, frozenset(row[0]))
+
+    def fell_short(self, worker: WorkerConnection, claim: Claim) -> bool:
+        """Whether fewer events were new than this claim, rolled back by now, took for new."""
+        row = worker.first_row()
+        return row is not None and len(row[0]) < len(claim.fresh)
 
     def unclaim(self, worker: WorkerConnection, consumer: str, entries: Sequence[Entry]) -> None:
         """Give back what a batch that ends early has not handled."""
@@ -142,7 +162,7 @@ class Inbox:
                 self._sql["fence"],
                 {
                     "seal_id": claim.seal_id,
-                    "xid": claim.xid,
+                    "fresh": len(claim.fresh),
                     "stream_name": lease.stream_name,
                     "role": lease.role,
                     "owner_id": lease.owner_id,

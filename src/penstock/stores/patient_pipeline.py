@@ -2,7 +2,7 @@
 
 psycopg's own sends every statement as it comes, which costs two system calls each. This one lets
 them gather, up to a limit, until somebody asks for a result or for a sync. It leans on psycopg's
-internals in two places, both named here, and steps aside where they are not what it knows.
+internals, all named here, and steps aside where they are not what it knows.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import psycopg
 from psycopg.abc import PQGen
 
 STATEMENTS_MAX = 64
-_NEEDED = ("_communicate_gen", "_fetch_gen", "_sync_gen")
+_NEEDED = ("_communicate_gen", "_enqueue_sync", "_exit_gen", "_fetch_gen", "_sync_gen")
 IS_SUPPORTED = all(hasattr(psycopg.Pipeline, name) for name in _NEEDED)
 
 
 class PatientPipeline(psycopg.Pipeline):
     """Sends statements in groups; results, errors and syncs are what they always are."""
+
+    _is_finished = False
 
     def _communicate_gen(self) -> PQGen[None]:
         # A None at the end is a sync or a command such as COMMIT: that has to go out at once.
@@ -32,6 +34,26 @@ class PatientPipeline(psycopg.Pipeline):
         if self.command_queue:
             yield from super()._communicate_gen()
         yield from super()._fetch_gen(flush=flush)
+
+    def _exit_gen(self) -> PQGen[None]:
+        if not self._is_finished:
+            yield from super()._exit_gen()
+
+    def send(self, *, sync: bool) -> None:
+        """Send what has gathered, and wait for nothing: the server works meanwhile."""
+        with self._lock:
+            if sync:
+                self._enqueue_sync()
+            self._conn.wait(super()._communicate_gen())
+
+    def finish(self, *, sync: bool) -> None:
+        """Wait for everything up to the last sync. Leaving then needs no round trip of its own.
+
+        Nothing may be sent afterwards. Without `sync`, the last `send` has made that sync.
+        """
+        with self._lock:
+            self._conn.wait(self._sync_gen() if sync else super()._fetch_gen(flush=False))
+        self._is_finished = True
 
 
 @contextmanager

@@ -1,42 +1,30 @@
 """The worker's own connection: one transaction per batch, lent to handlers as what they ask for.
 
 This is the seam through which a worker's transaction comes. A stage is written once, in plain
-calls; for `async def` handlers the same calls run on an event loop of their own, where
-SQLAlchemy's greenlets turn each of them into an await.
+calls; `async_worker_connection` has the same calls for `async def` handlers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import psycopg
 from sqlalchemy import Connection, create_engine
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncSession,
-    async_sessionmaker,
-    create_async_engine,
-)
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from penstock.stores.guard import (
-    Guard,
-    GuardedAsyncConnection,
-    GuardedConnection,
-    guard_session,
-)
-from penstock.stores.patient_pipeline import patient_pipeline
+from penstock.stores.guard import Guard, GuardedConnection, guard_session
+from penstock.stores.patient_pipeline import PatientPipeline, patient_pipeline
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
 
 T = TypeVar("T")
 Parameters = dict[str, Any]
 SYNC_DIALECT = "postgresql+psycopg://"
-ASYNC_DIALECT = "postgresql+psycopg_async://"
+CANCEL_SECONDS = 2.0
 
 
 class WorkerConnection(Protocol):
@@ -51,8 +39,11 @@ class WorkerConnection(Protocol):
     def run(self, work: Callable[[], T]) -> T:
         """Run a stage's work where the connection lives."""
 
-    def begin(self, query: str, parameters: Parameters) -> tuple[Any, ...]:
-        """BEGIN and a first statement, in one round trip; returns its row."""
+    def begin(self, query: str, parameters: Parameters) -> None:
+        """BEGIN and a first statement, sent at once; nobody need wait for it."""
+
+    def first_row(self) -> tuple[Any, ...] | None:
+        """The row of the first statement, also after the end; None where it failed."""
 
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
@@ -65,6 +56,12 @@ class WorkerConnection(Protocol):
 
     def close(self) -> None:
         """Give the connection up."""
+
+    def cancel(self) -> None:
+        """End the query that runs just now, from any thread; its handler gets the error."""
+
+    def interrupt(self) -> None:
+        """Cut the connection, from any thread: the server rolls back, whatever the handler does."""
 
     def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         """Call a handler, and wait for it if it is `async def`."""
@@ -102,6 +99,9 @@ class SyncWorkerConnection:
         assert isinstance(driver, GuardedConnection)
         self._driver = driver
         self._pipeline: psycopg.Pipeline | None = None
+        self._ahead = ExitStack()
+        self._first = driver.cursor()
+        self._last = driver.cursor()
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
 
@@ -114,18 +114,35 @@ class SyncWorkerConnection:
         """Run it here and now."""
         return work()
 
-    def begin(self, query: str, parameters: Parameters) -> tuple[Any, ...]:
-        """BEGIN and a first statement, in one round trip; returns its row."""
-        cursor = self._driver.cursor()
-        if self._pipeline is not None:
-            cursor.execute(query, parameters)
-        else:
-            # Leaving the pipeline is the round trip, so nothing inside may ask for results.
-            with self._driver.pipeline():
-                cursor.execute(query, parameters)
-        row: tuple[Any, ...] | None = cursor.fetchone()
-        assert row is not None
+    def begin(self, query: str, parameters: Parameters) -> None:
+        """BEGIN and a first statement, sent at once; nobody need wait for it."""
+        self._go_ahead()
+        self._first.execute(query, parameters)
+        if isinstance(self._pipeline, PatientPipeline):
+            self._pipeline.send(sync=self._driver.catch_up is not None)
+
+    def first_row(self) -> tuple[Any, ...] | None:
+        """The row of the first statement, also after the end; None where it failed."""
+        self._catch_up()
+        if self._pipeline is None and self._first.pgresult is None:
+            return None
+        row: tuple[Any, ...] | None = self._first.fetchone()
         return row
+
+    def _go_ahead(self) -> None:
+        """Enter a pipeline, unless in one; the next who uses the connection leaves it."""
+        if self._pipeline is None:
+            self._pipeline = self._ahead.enter_context(patient_pipeline(self._driver))
+            self._driver.catch_up = self._catch_up
+
+    def _catch_up(self) -> None:
+        """Wait for what was sent ahead. A pipelined batch does that where it ends."""
+        if self._driver.catch_up is not None:
+            pipeline, self._pipeline = self._pipeline, None
+            self._driver.catch_up = None
+            with self._ahead:
+                if isinstance(pipeline, PatientPipeline):
+                    pipeline.finish(sync=False)
 
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
@@ -133,19 +150,21 @@ class SyncWorkerConnection:
 
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
-        cursor = self._driver.cursor()
-        if self._pipeline is not None:
-            cursor.execute(query, parameters)
-            cursor.execute("COMMIT", prepare=False)
-            self._pipeline.sync()
+        self._go_ahead()
+        assert self._pipeline is not None
+        self._last.execute(query, parameters)
+        self._last.execute("COMMIT", prepare=False)
+        if isinstance(self._pipeline, PatientPipeline):
+            self._pipeline.finish(sync=True)
         else:
-            with self._driver.pipeline():
-                cursor.execute(query, parameters)
-                cursor.execute("COMMIT", prepare=False)
+            self._pipeline.sync()
+        self._catch_up()
         self._forget_transaction()
 
     def rollback(self) -> None:
         """Undo the batch."""
+        with suppress(psycopg.Error):
+            self._catch_up()
         if not self._driver.closed:
             self._driver.rollback()
         self._forget_transaction()
@@ -162,6 +181,14 @@ class SyncWorkerConnection:
             self._sqlalchemy.invalidate()
             self._sqlalchemy.close()
 
+    def cancel(self) -> None:
+        """End the query that runs just now, from any thread; its handler gets the error."""
+        self._driver.cancel_safe(timeout=CANCEL_SECONDS)
+
+    def interrupt(self) -> None:
+        """Cut the connection, from any thread: the server rolls back, whatever the handler does."""
+        cut(self._driver)
+
     def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         """Call a handler."""
         return function(*arguments)
@@ -177,11 +204,13 @@ class SyncWorkerConnection:
 
     def connection(self) -> psycopg.Connection[Any]:
         """The psycopg connection."""
+        self._catch_up()
         return self._driver
 
     def cursor(self) -> psycopg.Cursor[Any]:
         """A psycopg cursor; one for the whole batch, since making them costs more than using."""
-        return self._driver.cursor()
+        cursor: psycopg.Cursor[Any] = self._driver.cursor()
+        return cursor
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
@@ -194,138 +223,9 @@ class SyncWorkerConnection:
                 self._pipeline = None
 
 
-class AsyncWorkerConnection:
-    """For `async def` handlers: the same transaction, on an event loop in a thread of its own."""
-
-    def __init__(
-        self,
-        url: str,
-        application_name: str,
-        session_factory: async_sessionmaker[AsyncSession] | None = None,
-    ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="penstock-handlers", daemon=True
-        )
-        self._thread.start()
-        self._session_factory = session_factory or async_sessionmaker()
-        try:
-            self._sqlalchemy: AsyncConnection = self._on_loop(self._open(url, application_name))
-        except psycopg.OperationalError as error:
-            self._end_loop()
-            raise unreachable(url, error) from error
-        self.guard = self._driver.guard
-
-    async def _open(self, url: str, application_name: str) -> AsyncConnection:
-        arguments = connect_arguments(application_name)
-
-        async def create() -> GuardedAsyncConnection:
-            return await GuardedAsyncConnection.connect(conninfo(url), **arguments)
-
-        engine = create_async_engine(ASYNC_DIALECT, async_creator=create, poolclass=NullPool)
-        connection = await engine.connect()
-        raw = await connection.get_raw_connection()
-        driver = raw.driver_connection
-        assert isinstance(driver, GuardedAsyncConnection)
-        self._driver = driver
-        return connection
-
-    def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def _await(self, make: Callable[[GuardedAsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """Await on the loop; only inside `run`, whose greenlet makes that possible."""
-        assert self._sqlalchemy.sync_connection is not None
-        proxy: Any = self._sqlalchemy.sync_connection.connection
-        result: T = proxy.run_async(make)
-        return result
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection is gone."""
-        return self._driver.closed
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Run it on the loop, in a greenlet that may await."""
-        return self._on_loop(self._sqlalchemy.run_sync(lambda _: work()))
-
-    def begin(self, query: str, parameters: Parameters) -> tuple[Any, ...]:
-        """BEGIN and a first statement, in one round trip; returns its row."""
-
-        async def begin(driver: GuardedAsyncConnection) -> Any:
-            cursor = driver.cursor()
-            async with driver.pipeline():
-                await cursor.execute(query, parameters)
-            return await cursor.fetchone()
-
-        row: tuple[Any, ...] = self._await(begin)
-        return row
-
-    def execute(self, query: str, parameters: Parameters) -> None:
-        """A statement of the worker's own."""
-        self._await(lambda driver: driver.execute(query, parameters))
-
-    def commit_after(self, query: str, parameters: Parameters) -> None:
-        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
-
-        async def commit(driver: GuardedAsyncConnection) -> None:
-            async with driver.pipeline():
-                cursor = driver.cursor()
-                await cursor.execute(query, parameters)
-                await cursor.execute("COMMIT", prepare=False)
-
-        self._await(commit)
-        self._forget_transaction()
-
-    def rollback(self) -> None:
-        """Undo the batch."""
-        if not self._driver.closed:
-            self._await(lambda driver: driver.rollback())
-        self._forget_transaction()
-
-    def _forget_transaction(self) -> None:
-        assert self._sqlalchemy.sync_connection is not None
-        if (transaction := self._sqlalchemy.sync_connection.get_transaction()) is not None:
-            transaction.close()
-
-    def close(self) -> None:
-        """Give the connection up, at once and however it is; a second time is harmless."""
-        if not self._loop.is_closed():
-            self._on_loop(self._close())
-            self._end_loop()
-
-    async def _close(self) -> None:
-        await self._driver.close()
-        await self._sqlalchemy.invalidate()
-        await self._sqlalchemy.close()
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
-        self._loop.close()
-
-    def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
-        """Call a handler and wait for it."""
-        return self._await(lambda _: function(*arguments))
-
-    def session(self) -> AsyncSession:
-        """A new SQLAlchemy session on this transaction, of which SQLAlchemy learns here."""
-        assert self._sqlalchemy.sync_connection is not None
-        self._sqlalchemy.sync_connection.begin()
-        session = self._session_factory(
-            bind=self._sqlalchemy, join_transaction_mode="rollback_only"
-        )
-        guard_session(session.sync_session, self.guard)
-        return session
-
-    def connection(self) -> psycopg.AsyncConnection[Any]:
-        """The psycopg connection."""
-        return self._driver
-
-    def cursor(self) -> psycopg.AsyncCursor[Any]:
-        """A psycopg cursor."""
-        return self._driver.cursor()
-
-    def pipelined(self) -> AbstractContextManager[Any]:
-        """Async handlers await their results anyway."""
-        return nullcontext()
+def cut(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Shut the socket down under the driver, which must not be touched from another thread."""
+    with suppress(OSError, psycopg.OperationalError):
+        descriptor = os.dup(driver.pgconn.socket)
+        with socket.socket(fileno=descriptor) as own:
+            own.shutdown(socket.SHUT_RDWR)

@@ -220,11 +220,15 @@ CREATE TABLE events.data_key (
 -- ── seal ──────────────────────────────────────────────────────────────────────────────────────
 
 CREATE UNLOGGED TABLE events.seal (
-    id      bigint  GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    backend integer NOT NULL
+    id    bigint PRIMARY KEY,
+    xid   xid8   NOT NULL DEFAULT pg_current_xact_id(),
+    fresh bigint NOT NULL
 );
 COMMENT ON TABLE events.seal IS
     'One row per batch in hand; a transaction that still has its row cannot commit.';
+COMMENT ON COLUMN events.seal.id IS
+    'Drawn by the worker, so that it can send the fence without knowing what the claim returned.';
+COMMENT ON COLUMN events.seal.fresh IS 'How many events of the batch were new.';
 
 CREATE FUNCTION events.refuse_unsealed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -243,20 +247,21 @@ CREATE CONSTRAINT TRIGGER refuse_unsealed AFTER INSERT ON events.seal
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION events.refuse_unsealed();
 
 CREATE FUNCTION events.fence(
-    seal_id bigint, batch_xid text, of_stream text, lease_role text, owner text, held_term bigint,
-    old_checkpoint bigint, new_checkpoint bigint
+    seal_id bigint, taken_for_fresh bigint, of_stream text, lease_role text, owner text,
+    held_term bigint, old_checkpoint bigint, new_checkpoint bigint
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    broken events.seal;
     holder text;
 BEGIN
-    IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM batch_xid THEN
-        RAISE EXCEPTION USING ERRCODE = 'PS002', MESSAGE =
-            'the batch''s transaction was ended inside a handler: its earlier writes are gone';
-    END IF;
-    DELETE FROM events.seal WHERE id = seal_id;
+    DELETE FROM events.seal WHERE id = seal_id RETURNING * INTO broken;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'PS002', MESSAGE =
             'the batch''s seal is missing: a handler removed it or ended the transaction';
+    END IF;
+    IF pg_current_xact_id_if_assigned() IS DISTINCT FROM broken.xid THEN
+        RAISE EXCEPTION USING ERRCODE = 'PS002', MESSAGE =
+            'the batch''s transaction was ended inside a handler: its earlier writes are gone';
     END IF;
     UPDATE events.stream_lease
        SET checkpoint = new_checkpoint, updated_at = clock_timestamp()
@@ -267,6 +272,10 @@ BEGIN
           FROM events.stream_lease WHERE stream_name = of_stream AND role = lease_role;
         RAISE EXCEPTION USING ERRCODE = 'PS003', MESSAGE =
             format('the lease on %s as %s is held by %s', of_stream, lease_role, holder);
+    END IF;
+    IF broken.fresh <> taken_for_fresh THEN
+        RAISE EXCEPTION USING ERRCODE = 'PS004', MESSAGE =
+            format('%s events of the batch are new, not %s', broken.fresh, taken_for_fresh);
     END IF;
 END $$;
 

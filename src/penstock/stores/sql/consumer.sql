@@ -1,31 +1,33 @@
 -- name: register
 -- The name is the identity for ever; the first registration decides where it starts.
-INSERT INTO events.consumer (name, stream_name, start_position, guarantee)
-VALUES (%(consumer)s, %(stream_name)s, %(start_position)s, %(guarantee)s)
+INSERT INTO events.consumer (name, stream_name, start_position, guarantee, lanes)
+VALUES (%(consumer)s, %(stream_name)s, %(start_position)s, %(guarantee)s, %(lanes)s)
 ON CONFLICT DO NOTHING
 
 -- name: read
--- What the books know of a consumer; they win over the code.
-SELECT stream_name, start_position, lanes, epoch, guarantee
-  FROM events.consumer WHERE name = %(consumer)s
+-- Whether a consumer is in the books, and for which stream.
+SELECT stream_name FROM events.consumer WHERE name = %(consumer)s
 
 -- name: claim_batch
--- First the lane's lock, by which a successor finds this backend; then the seal, which forbids
--- any COMMIT but the worker's; then the deduplication rows. What comes back is new.
+-- First the locks by which a successor in the lane, or a later epoch, finds this backend; then the
+-- deduplication rows, of which those that come back are new; then the seal, which forbids any
+-- COMMIT but the worker's and remembers how many were new.
 WITH lane AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared(
-               hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s))
-), seal AS (
-    INSERT INTO events.seal (backend) SELECT pg_backend_pid() FROM lane RETURNING id
+               hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)),
+           pg_advisory_xact_lock_shared(
+               hashtext('penstock epoch'), hashtext(%(stream_name)s || ' ' || %(epoch_group)s))
 ), fresh AS (
     INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)
     SELECT %(consumer)s, e.event_uuid, e.position, e.outcome
-      FROM unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(outcomes)s::text[])
+      FROM lane, unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(outcomes)s::text[])
            AS e(event_uuid, position, outcome)
         ON CONFLICT DO NOTHING
     RETURNING position
+), seal AS (
+    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s, count(*) FROM fresh
 )
-SELECT (SELECT id FROM seal), pg_current_xact_id()::text, ARRAY(SELECT position FROM fresh)
+SELECT ARRAY(SELECT position FROM fresh)
 
 -- name: unclaim
 -- A batch that ends early gives back what it did not handle.
@@ -33,6 +35,7 @@ DELETE FROM events.processed_event
  WHERE consumer = %(consumer)s AND event_uuid = ANY(%(event_uuids)s::uuid[])
 
 -- name: fence
--- Raises unless seal, transaction and lease are all what they were at the start.
-SELECT events.fence(%(seal_id)s, %(xid)s, %(stream_name)s, %(role)s, %(owner_id)s, %(term)s,
+-- Raises unless seal, transaction and lease are all what they were at the start, and as many
+-- events were new as the worker took for new.
+SELECT events.fence(%(seal_id)s, %(fresh)s, %(stream_name)s, %(role)s, %(owner_id)s, %(term)s,
                     %(old_checkpoint)s, %(new_checkpoint)s)

@@ -1,0 +1,174 @@
+"""Claimed ahead: the handler runs while the server still looks which events are new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from penstock.core.events import Event
+from penstock.telemetry import signals
+from penstock.telemetry.bus import subscribe_to_all, unsubscribe
+from tests.bench_of_one import Workbench, run_until_idle
+
+INSERT = "INSERT INTO effect (n) VALUES (%s)"
+SETTLE = (
+    "INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)"
+    " SELECT 'test.consumer', event_uuid, position, 'dead'"
+    "   FROM events.outbox_event WHERE position = 2"
+)
+REGISTER = (
+    "INSERT INTO events.consumer (name, stream_name, start_position, settled_to)"
+    " VALUES ('test.consumer', 'orders', 1, 3)"
+)
+
+
+class Placed(Event, type="placed", version=1):
+    n: int
+
+
+@pytest.fixture
+def bench(database_url: str, redis_url: str) -> Iterator[Workbench]:
+    bench = Workbench(database_url, redis_url)
+    bench.connection.execute("CREATE TABLE effect (n bigint PRIMARY KEY)")
+    bench.send(3)
+    bench.publish()
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def heard() -> Iterator[list[signals.Signal]]:
+    """Everything that is emitted meanwhile."""
+    found: list[signals.Signal] = []
+    subscribe_to_all(found.append)
+    yield found
+    unsubscribe(found.append)
+
+
+def through_a_session(event: Placed, session: Session) -> None:
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+
+
+def through_a_cursor(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+    cursor.execute(INSERT, (event.n,))
+
+
+def reading_back(event: Placed, connection: psycopg.Connection[Any]) -> None:
+    returned = connection.execute(INSERT + " RETURNING n", (event.n,))
+    assert returned.fetchone() == (event.n,)
+
+
+def in_lists(events: list[Placed], connection: psycopg.Connection[Any]) -> None:
+    with connection.cursor().copy("COPY effect (n) FROM STDIN") as copy:
+        for event in events:
+            copy.write_row((event.n,))
+
+
+def in_a_savepoint_of_the_driver(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    with driver.transaction():
+        driver.execute(INSERT, (event.n,))
+
+
+def in_a_pipeline_of_the_driver(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    with driver.pipeline():
+        driver.execute(INSERT, (event.n,))
+
+
+HANDLERS = [
+    through_a_session,
+    through_a_cursor,
+    reading_back,
+    in_lists,
+    in_a_savepoint_of_the_driver,
+    in_a_pipeline_of_the_driver,
+]
+
+
+def claims(heard: list[signals.Signal]) -> list[int]:
+    return [signal.new for signal in heard if isinstance(signal, signals.BatchClaimed)]
+
+
+def failures(heard: list[signals.Signal]) -> list[signals.Signal]:
+    unwanted = (signals.BatchRolledBack, signals.EventFailed)
+    return [signal for signal in heard if isinstance(signal, unwanted)]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_batch_of_new_events_is_handled_once(
+    bench: Workbench, handler: Callable[..., None], heard: list[signals.Signal]
+) -> None:
+    run_until_idle(bench.consumer(handler))
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]
+    assert claims(heard) == [3]
+    assert failures(heard) == []
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_batch_with_a_settled_event_is_run_again_without_it(
+    bench: Workbench, handler: Callable[..., None], heard: list[signals.Signal]
+) -> None:
+    bench.connection.execute(SETTLE)
+    run_until_idle(bench.consumer(handler))
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 3]
+    assert bench.settled() == [(1, "handled"), (2, "dead"), (3, "handled")]
+    assert bench.checkpoint() == 3
+    assert claims(heard) == [3, 2]
+    assert failures(heard) == []
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_handler_that_stumbles_over_the_effect_of_a_settled_event_has_not_failed(
+    bench: Workbench, handler: Callable[..., None], heard: list[signals.Signal]
+) -> None:
+    bench.connection.execute(SETTLE)
+    bench.connection.execute(INSERT, (2,))
+    run_until_idle(bench.consumer(handler))
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]
+    assert failures(heard) == []
+
+
+def test_a_handler_that_fails_by_itself_is_not_excused(
+    bench: Workbench, heard: list[signals.Signal]
+) -> None:
+    bench.connection.execute(INSERT, (2,))
+    consumer = bench.consumer(through_a_session)
+    while not any(isinstance(signal, signals.EventFailed) for signal in heard):
+        consumer.step()
+    assert bench.checkpoint() == 1
+
+
+def test_the_handler_is_called_before_the_claim_is_answered(
+    bench: Workbench, heard: list[signals.Signal]
+) -> None:
+    # Whoever waits for the claim, waits for this transaction, which only the handler ends.
+    name = sql.Identifier(bench.connection.info.dbname)
+    bench.connection.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout = '5s'").format(name))
+    with psycopg.connect(bench.settings.database_url) as rival:
+        rival.execute(SETTLE)
+
+        def end_the_rival(event: Placed) -> None:
+            rival.rollback()
+
+        bench.consumer(end_the_rival).step()
+    assert failures(heard) == []
+    assert bench.checkpoint() == 3
+
+
+def test_no_settled_event_is_shown_where_earlier_lanes_have_been(bench: Workbench) -> None:
+    bench.connection.execute(REGISTER)
+    bench.connection.execute(SETTLE)
+    seen: list[int] = []
+
+    def see(event: Placed) -> None:
+        seen.append(event.n)
+
+    run_until_idle(bench.consumer(see))
+    assert seen == [1, 3]
