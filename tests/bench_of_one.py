@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -13,18 +14,18 @@ from penstock.core.options import ConsumerOptions
 from penstock.core.progress import Progress
 from penstock.core.settings import Settings
 from penstock.pipeline.consumer import Consumer
+from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.gate import Gate
+from penstock.pipeline.lane import Lane
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
 from penstock.pipeline.signature import read_signature
 from penstock.runtime.leases import LeaseKeeper
+from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
 from penstock.stores.redis_log import RedisLog
-from penstock.stores.worker_connection import (
-    AsyncWorkerConnection,
-    SyncWorkerConnection,
-    WorkerConnection,
-)
+from penstock.stores.worker_connection import SyncWorkerConnection, WorkerConnection
 
 STEPS_MAX = 500
 
@@ -36,7 +37,7 @@ class Workbench:
         self.settings = Settings(database_url=database_url, redis_url=redis_url, **settings)
         self.connection = psycopg.connect(database_url, autocommit=True)
         self.keepers: list[LeaseKeeper] = []
-        self._stages: list[Consumer | Publisher] = []
+        self._stages: list[Consumer | Lane | Publisher] = []
 
     def close(self) -> None:
         for stage in self._stages:
@@ -83,29 +84,35 @@ class Workbench:
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
         stop: threading.Event | None = None,
         **options: Any,
-    ) -> Consumer:
+    ) -> Lane:
+        """The first lane of a consumer, registered, as a stage to step through."""
         plan = read_signature(handler, "test")
 
         def open_worker() -> WorkerConnection:
             kind = AsyncWorkerConnection if plan.is_async else SyncWorkerConnection
             return kind(self.settings.database_url, "penstock test worker")
 
-        consumer = Consumer(
-            f"test.{options.get('name', 'consumer')}",
-            ConsumerOptions(**{"stream_name": "orders", "name": "consumer", **options}),
-            plan,
-            self.settings,
-            leases=self._keeper(),
-            hot_log=self.hot_log(),
+        keeper = self._keeper()
+        consuming = Consuming(
+            name=f"test.{options.get('name', 'consumer')}",
+            options=ConsumerOptions(**{"stream_name": "orders", "name": "consumer", **options}),
+            plan=plan,
+            settings=self.settings,
+            leases=keeper,
+            gate=Gate(),
+            control=keeper.control.get,
             seams=ConsumerSeams(
                 open_worker=open_worker,
                 insert_sends=lambda worker, session: _insert(worker, take_pending(session)),
                 around=around,
-                stop_requested=(stop or threading.Event()).is_set,
             ),
         )
-        self._stages.append(consumer)
-        return consumer
+        consumer = Consumer(
+            consuming, NoCrew(), self.hot_log, deployed_at=datetime(2020, 1, 1, tzinfo=UTC)
+        )
+        lane = consumer.lane_opener(0)(stop or threading.Event(), nullcontext())
+        self._stages += [lane, consumer]
+        return lane
 
     def _keeper(self) -> LeaseKeeper:
         keeper = LeaseKeeper(self.settings)
@@ -135,7 +142,17 @@ def _insert(worker: WorkerConnection, pending: list[Any]) -> None:
         worker.execute("SELECT events.send_many(%(b)s::jsonb)", {"b": batch_json(pending)})
 
 
-def run_until_idle(consumer: Consumer) -> list[Progress]:
+class NoCrew:
+    """Starts nothing: a test steps through the lanes itself."""
+
+    def start(self, name: str, open_stage: Callable[..., Any]) -> None: ...
+
+    def stop(self, name: str) -> None: ...
+
+    def wait(self, names: set[str]) -> None: ...
+
+
+def run_until_idle(consumer: Lane) -> list[Progress]:
     """Step until there is nothing to do; pauses are not waited for."""
     done: list[Progress] = []
     while not (progress := consumer.step()).is_idle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -634,3 +634,21 @@ def test_trouble_with_somebody_elses_server_is_an_attempt(
     with heard(signals.EventFailed) as failures:
         consumer.step()
     assert len(failures) == 1
+
+
+def test_a_consumer_whose_next_events_are_in_no_tier_waits_and_says_so(
+    database_url: str,
+) -> None:
+    def ignore(event: Placed) -> None: ...
+
+    with (
+        closing(Workbench(database_url, None)) as bench,
+        heard(signals.ConsumerBlocked) as blocked,
+    ):
+        bench.send(3)
+        bench.publish()
+        consumer = bench.consumer(ignore)
+        bench.connection.execute("DELETE FROM events.outbox_event")
+        progress = consumer.step()
+        assert (progress.moved, bench.settled()) == (0, [])
+        assert [signal.position for signal in blocked] == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
 from uuid import UUID
@@ -28,6 +29,7 @@ from penstock.core.settings import Settings
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.signature import read_signature
 from penstock.pipeline.transaction_buffer import watch
+from penstock.runtime.heartbeat import Pulse
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.postgres import connect_arguments, sqlalchemy_url
 from penstock.telemetry.bus import subscribe
@@ -112,8 +114,10 @@ class Pipeline:
         name: str,
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
         start: Start = "earliest",
+        lanes: int = 1,
         batch_size: int = 100,
         batch_seconds: float = 1.0,
+        timeout_seconds: float | None = None,
         retry: Retry | None = None,
         on_unknown: Any = "skip",
     ) -> Callable[[Handler], Handler]:
@@ -123,8 +127,10 @@ class Pipeline:
             name=name,
             guarantee=guarantee,
             start=start,
+            lanes=lanes,
             batch_size=batch_size,
             batch_seconds=batch_seconds,
+            timeout_seconds=timeout_seconds,
             retry=retry or Retry.exponential(),
             on_unknown=on_unknown,
         )
@@ -246,10 +252,16 @@ class Pipeline:
     # ── working ───────────────────────────────────────────────────────────────────────────────
 
     def run_worker(
-        self, roles: Sequence[str], stop: threading.Event, worker_id: str | None = None
+        self,
+        roles: Sequence[str],
+        stop: threading.Event,
+        worker_id: str | None = None,
+        *,
+        deployed_at: datetime | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         """Work in this process until stopped: `publisher`, `consumer:{name}`."""
-        self._workers().run(roles, stop, worker_id)
+        self._workers().run(roles, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""

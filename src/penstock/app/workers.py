@@ -1,4 +1,4 @@
-"""Runs roles of a pipeline in this process: a thread each, the leases kept by one more."""
+"""Runs roles of a pipeline in this process: threads of a crew, the leases kept by one more."""
 
 from __future__ import annotations
 
@@ -6,37 +6,52 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from penstock.app.registry import RegisteredConsumer
-from penstock.core.leases import PUBLISHER
+from penstock.core.leases import JANITOR, PUBLISHER
 from penstock.core.outgoing import batch_json
 from penstock.core.settings import Settings
 from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.consumer import Consumer
+from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.gate import Gate
+from penstock.pipeline.janitor import Janitor
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
+from penstock.runtime.crew import Crew
+from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.leases import LeaseKeeper
-from penstock.runtime.loop import Loop, Stage
+from penstock.runtime.loop import Stage
+from penstock.runtime.time_limit import TimeLimit
+from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
 from penstock.stores.queries import Queries
 from penstock.stores.redis_log import RedisLog
-from penstock.stores.worker_connection import (
-    AsyncWorkerConnection,
-    SyncWorkerConnection,
-    WorkerConnection,
-)
+from penstock.stores.worker_connection import SyncWorkerConnection, WorkerConnection
 from penstock.telemetry import failpoints, signals
 from penstock.telemetry.bus import emit
 
 CONSUMER_PREFIX = "consumer:"
 GARBAGE_THRESHOLDS = (50_000, 20, 100)
-JOIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What the stages of one process share."""
+
+    keeper: LeaseKeeper
+    crew: Crew
+    gate: Gate
+    deployed_at: datetime
 
 
 class Workers:
@@ -54,7 +69,6 @@ class Workers:
         self._consumers = consumers
         self._session_factory = session_factory
         self._around = around
-        self._errors: list[BaseException] = []
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
@@ -64,76 +78,96 @@ class Workers:
         finally:
             hot_log.close()
 
-    def run(self, roles: Sequence[str], stop: threading.Event, worker_id: str | None) -> None:
+    def run(
+        self,
+        roles: Sequence[str],
+        stop: threading.Event,
+        worker_id: str | None = None,
+        *,
+        deployed_at: datetime | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
         """Work until stopped. An error that no waiting can cure stops all roles and comes out."""
-        stages = {role: self._opener(role) for role in roles}
+        openers = {role: self._opener(role) for role in roles}
         failpoints.install_failpoints(os.environ.get(failpoints.ENVIRONMENT_NAME))
         _tame_garbage_collection()
         keeper = LeaseKeeper(self._settings, worker_id)
-        threads = [
-            threading.Thread(
-                target=self._guarded, args=(role, open_stage, keeper, stop), name=f"penstock-{role}"
-            )
-            for role, open_stage in stages.items()
-        ]
+        crew = Crew(pulse)
+        surroundings = _Surroundings(keeper, crew, Gate(), deployed_at or datetime.now(UTC))
         name = "+".join(roles)
-        for thread in threads:
-            thread.start()
+        for role, open_stage in openers.items():
+            crew.start(role, partial(open_stage, surroundings))
         emit(signals.WorkerStarted(name, os.getpid()))
         # In slices: the main thread has to come back to Python to notice a signal.
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(timeout=0.1)
+        while not crew.join(seconds=0.1):
+            if stop.is_set():
+                crew.stop_all()
         keeper.close()
         emit(signals.WorkerStopped(name))
-        if self._errors:
-            raise self._errors[0]
+        if crew.errors:
+            raise crew.errors[0]
 
-    def _guarded(
-        self,
-        role: str,
-        open_stage: Callable[[LeaseKeeper, threading.Event], Stage],
-        keeper: LeaseKeeper,
-        stop: threading.Event,
-    ) -> None:
-        try:
-            Loop(role, lambda: open_stage(keeper, stop), stop).run()
-        except BaseException as error:  # noqa: BLE001 - carried to the main thread, raised there
-            self._errors.append(error)
-            stop.set()
+    def open_stage(self, role: str, keeper: LeaseKeeper) -> Stage:
+        """The stage of one role, to be stepped by whoever asks for it."""
+        surroundings = _Surroundings(keeper, Crew(), Gate(), datetime.now(UTC))
+        return self._opener(role)(surroundings, threading.Event(), nullcontext())
 
-    def _opener(self, role: str) -> Callable[[LeaseKeeper, threading.Event], Stage]:
+    def _opener(self, role: str) -> Callable[[_Surroundings, threading.Event, Any], Stage]:
         if role == PUBLISHER:
             return self._open_publisher
+        if role == JANITOR:
+            return self._open_janitor
         name = role.removeprefix(CONSUMER_PREFIX)
         if not role.startswith(CONSUMER_PREFIX):
-            raise UsageError(f"There is no role {role!r}: write publisher or consumer:NAME.")
+            raise UsageError(
+                f"There is no role {role!r}: write publisher, janitor or consumer:NAME."
+            )
         if name not in self._consumers:
             known = ", ".join(self._consumers) or "none"
             raise RegistrationError(f"There is no consumer {name!r}; registered are: {known}.")
-        consumer = self._consumers[name]
-        return lambda keeper, stop: self._open_consumer(consumer, keeper, stop)
+        return partial(self._open_consumer, self._consumers[name])
 
-    def _open_publisher(self, keeper: LeaseKeeper, stop: threading.Event) -> Stage:
-        return Publisher(self._settings, keeper, self._open_log(), stop_requested=stop.is_set)
+    def _open_publisher(
+        self,
+        around: _Surroundings,
+        stop: threading.Event,
+        _in_handler: AbstractContextManager[Any],
+    ) -> Stage:
+        return Publisher(
+            self._settings, around.keeper, self._open_log(), stop_requested=stop.is_set
+        )
+
+    def _open_janitor(
+        self,
+        around: _Surroundings,
+        stop: threading.Event,
+        _in_handler: AbstractContextManager[Any],
+    ) -> Stage:
+        return Janitor(self._settings, around.keeper, stop_requested=stop.is_set)
 
     def _open_consumer(
-        self, consumer: RegisteredConsumer, keeper: LeaseKeeper, stop: threading.Event
+        self,
+        consumer: RegisteredConsumer,
+        around: _Surroundings,
+        _stop: threading.Event,
+        _in_handler: AbstractContextManager[Any],
     ) -> Stage:
-        return Consumer(
-            consumer.name,
-            consumer.options,
-            consumer.plan,
-            self._settings,
-            leases=keeper,
-            hot_log=self._open_log(),
+        consuming = Consuming(
+            name=consumer.name,
+            options=consumer.options,
+            plan=consumer.plan,
+            settings=self._settings,
+            leases=around.keeper,
+            gate=around.gate,
+            control=around.keeper.control.get,
             seams=ConsumerSeams(
                 open_worker=lambda: self._open_worker(consumer),
                 insert_sends=self._insert_sends,
+                caller=partial(_caller, consumer),
                 around=self._around,
-                stop_requested=stop.is_set,
             ),
         )
+        return Consumer(consuming, around.crew, self._open_log, deployed_at=around.deployed_at)
 
     def _open_log(self) -> HotLog:
         settings = self._settings
@@ -162,6 +196,19 @@ class Workers:
         if pending:
             query = Queries("outbox.sql", self._settings.schema)["send_many"]
             worker.execute(query, {"batch": batch_json(pending)})
+
+
+def _caller(
+    consumer: RegisteredConsumer, worker: WorkerConnection
+) -> Callable[[Callable[..., Any], list[Any]], Any]:
+    """What calls the handler: directly, or within its time limit."""
+    seconds = consumer.options.timeout_seconds
+    if seconds is None:
+        return worker.call
+    limit = TimeLimit(seconds, consumer=consumer.name, on_overdue=worker.cancel)
+    if not consumer.plan.is_async:
+        return lambda function, arguments: limit.call(worker.call, function, arguments)
+    return lambda function, arguments: worker.call(limit.awaited(function), arguments)
 
 
 def _tame_garbage_collection() -> None:

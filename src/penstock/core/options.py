@@ -13,6 +13,7 @@ from penstock.core.retry import Retry
 from penstock.errors import RegistrationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+LANES_MAX = 1024
 Start = Literal["earliest", "latest"] | int | datetime
 
 
@@ -30,8 +31,10 @@ class ConsumerOptions:
     name: str
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     start: Start = "earliest"
+    lanes: int = 1
     batch_size: int = 100
     batch_seconds: float = 1.0
+    timeout_seconds: float | None = None
     retry: Retry = field(default_factory=Retry.exponential)
     on_unknown: Literal["skip", "block"] = "skip"
 
@@ -43,6 +46,11 @@ class ConsumerOptions:
         self._require(bool(self.stream_name), "it names no stream")
         self._require(1 <= self.batch_size <= 10_000, "batch_size must be between 1 and 10000")
         self._require(self.batch_seconds > 0, "batch_seconds must be positive")
+        self._require(1 <= self.lanes <= LANES_MAX, f"lanes must be between 1 and {LANES_MAX}")
+        self._require(
+            self.timeout_seconds is None or self.timeout_seconds > 0,
+            "timeout_seconds must be positive, or None for no limit",
+        )
         self._require(self.on_unknown in ("skip", "block"), 'on_unknown must be "skip" or "block"')
         self._require_start()
 

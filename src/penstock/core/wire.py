@@ -89,6 +89,17 @@ def encode_entry(body: str) -> bytes:
     return UNSIGNED_HEADER + body.encode()
 
 
+def body_of(entry: Entry) -> bytes:
+    """The body that an entry was decoded from, byte for byte."""
+    term, outbox_id, key_id, created_us, key, metadata = entry.fields
+    parts = (
+        *(KIND_EVENT, entry.origin.encode(), term, outbox_id, entry.event_uuid.encode()),
+        *(entry.event_type.encode(), str(entry.version).encode(), key_id, created_us, key),
+        *(metadata, entry.payload),
+    )
+    return b"\n".join(parts)
+
+
 def decode_entry(stream_name: str, position: int, raw: bytes) -> Entry:
     """An entry of the hot log. Raises MalformedEntry for anything else."""
     if not raw.startswith(_HEADER_START):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import psycopg
@@ -14,8 +15,21 @@ Connection = psycopg.Connection[Any]
 class Leases(Protocol):
     """Takes leases and keeps them alive."""
 
-    def acquire(self, connection: Connection, stream_name: str, role: str) -> Lease | None:
-        """Take a lease if it is free."""
+    @property
+    def worker_id(self) -> str:
+        """The name of this process in the books."""
+
+    def acquire(
+        self,
+        connection: Connection,
+        stream_name: str,
+        role: str,
+        former_groups: Sequence[str] = (),
+    ) -> Lease | None:
+        """Take a lease if it is free, and end what former holders left open."""
+
+    def guard(self, lease: Lease, end: Callable[[], None]) -> None:
+        """Have `end` called shortly before the lease runs out, if it cannot be renewed."""
 
     def is_held(self, lease: Lease) -> bool:
         """Whether the lease is known to run on."""
@@ -31,3 +45,9 @@ class Leases(Protocol):
 
     def release(self, connection: Connection, lease: Lease) -> None:
         """Give a lease back."""
+
+    def join(self, connection: Connection, consumer: str) -> None:
+        """Take a share of a consumer's lanes from now on."""
+
+    def leave(self, connection: Connection, consumer: str) -> None:
+        """Leave a consumer's lanes to the other workers."""

@@ -128,6 +128,14 @@ class TierReader:
         self, connection: psycopg.Connection[Any], after: int, count: int
     ) -> list[Entry]:
         rows = self._outbox.read(connection, self._stream_name, after, count)
+        if not rows and self._streams.read(connection, self._stream_name).head > after:
+            # Numbered a moment ago, or gone with everything behind it.
+            rows = self._outbox.read(connection, self._stream_name, after, count)
+            if not rows:
+                raise PositionMissing(
+                    f"{self._stream_name}/{after + 1} is in no tier, nor is anything behind it. "
+                    f"{self._consumer} has skipped nothing and waits."
+                )
         entries: list[Entry] = []
         for position, body in rows:
             if position != after + 1 + len(entries):

@@ -17,6 +17,10 @@ class ConsumerSeams:
     open_worker: Callable[[], WorkerConnection]
     insert_sends: Callable[[WorkerConnection, Any], None]
     """Inserts what handlers sent through their session, in the worker's transaction."""
+    caller: Callable[[WorkerConnection], Callable[[Callable[..., Any], list[Any]], Any]] = field(
+        default=lambda worker: worker.call
+    )
+    """What calls a handler on a worker, within its time limit."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around each batch."""
     stop_requested: Callable[[], bool] = field(default=lambda: False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,15 @@ import psycopg
 from penstock.core.leases import Lease
 from penstock.core.settings import Settings
 from penstock.errors import PenstockError
+from penstock.stores.control_connection import ControlConnection
 from penstock.stores.identity import new_token, owner_id
+from penstock.stores.lanes import Lanes
 from penstock.stores.leases import LeaseTable
-from penstock.stores.postgres import connect
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
+
+# The last part of a lease in which nobody handles any more.
+ENDING_PART = 0.1
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class _Held:
     lease: Lease
     deadline: float
     """In this process's monotonic time, taken before the request: never later than the truth."""
+    end: Callable[[], None] | None = None
 
 
 class LeaseKeeper:
@@ -31,16 +37,33 @@ class LeaseKeeper:
 
     def __init__(self, settings: Settings, worker_id: str | None = None) -> None:
         self._settings = settings
-        self.worker_id = worker_id or new_token()
+        self._granted_seconds = settings.lease_granted_seconds
+        self._worker_id = worker_id or new_token()
         self._table = LeaseTable(settings.schema)
+        self._lanes = Lanes(settings.schema)
+        self.control = ControlConnection(
+            settings.database_url,
+            "penstock control",
+            statement_seconds=settings.lease_renew_seconds,
+        )
+        self._joined: set[str] = set()
         self._held: dict[tuple[str, str], _Held] = {}
         self._abandoned: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def worker_id(self) -> str:
+        """The name of this process in the books."""
+        return self._worker_id
 
     def acquire(
-        self, connection: psycopg.Connection[Any], stream_name: str, role: str
+        self,
+        connection: psycopg.Connection[Any],
+        stream_name: str,
+        role: str,
+        former_groups: Sequence[str] = (),
     ) -> Lease | None:
         """Take a lease if it is free, ending what a former holder left open."""
         asked_at = time.monotonic()
@@ -49,21 +72,28 @@ class LeaseKeeper:
             stream_name,
             role,
             owner_id=owner_id(role, stream_name, new_token()),
-            worker_id=self.worker_id,
-            lease_seconds=self._settings.lease_seconds,
+            worker_id=self._worker_id,
+            lease_seconds=self._granted_seconds,
             abandoned_owner_id=self._abandoned.get((stream_name, role)),
         )
         if lease is None:
             return None
         with self._lock:
             self._abandoned.pop((stream_name, role), None)
-            self._held[stream_name, role] = _Held(lease, asked_at + self._settings.lease_seconds)
+            self._held[stream_name, role] = _Held(lease, asked_at + self._granted_seconds)
         self._ensure_thread()
         emit(signals.LeaseAcquired(stream_name, role, lease.owner_id, lease.term))
-        ended = self._table.end_predecessor(connection, lease)
+        ended = self._table.end_predecessor(connection, lease, former_groups)
         if ended:
             emit(signals.PredecessorEnded(stream_name, role, ended))
         return lease
+
+    def guard(self, lease: Lease, end: Callable[[], None]) -> None:
+        """Have `end` called shortly before the lease runs out, if it cannot be renewed."""
+        with self._lock:
+            held = self._held.get((lease.stream_name, lease.role))
+            if held is not None and held.lease.term == lease.term:
+                held.end = end
 
     def is_held(self, lease: Lease) -> bool:
         """Whether the lease is known to run on, without asking anybody."""
@@ -100,46 +130,79 @@ class LeaseKeeper:
         self._table.release(connection, lease)
         emit(signals.LeaseReleased(lease.stream_name, lease.role))
 
+    def join(self, connection: psycopg.Connection[Any], consumer: str) -> None:
+        """Take a share of a consumer's lanes from now on."""
+        self._lanes.join(connection, consumer, self._worker_id, self._granted_seconds)
+        self._joined.add(consumer)
+        self._ensure_thread()
+
+    def leave(self, connection: psycopg.Connection[Any], consumer: str) -> None:
+        """Leave a consumer's lanes to the other workers."""
+        self._joined.discard(consumer)
+        self._lanes.leave(connection, consumer, self._worker_id)
+
     def close(self) -> None:
         """Stop renewing."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self._settings.lease_renew_seconds)
+        for thread in self._threads:
+            thread.join(timeout=self._settings.lease_renew_seconds)
+        self.control.close()
 
     def _ensure_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._renew_for_ever, name="penstock-leases", daemon=True
-            )
-            self._thread.start()
+        with self._lock:
+            if self._threads:
+                return
+            self._threads = [
+                threading.Thread(target=work, name=f"penstock-{name}", daemon=True)
+                for name, work in (
+                    ("leases", self._renew_for_ever),
+                    ("lease-ends", self._end_in_time),
+                )
+            ]
+        for thread in self._threads:
+            thread.start()
+
+    def _end_in_time(self) -> None:
+        """What cannot be renewed is ended while it is still ours.
+
+        On a thread of its own: a renewal may hang in a network that swallows everything.
+        """
+        margin_seconds = self._granted_seconds * ENDING_PART
+        while not self._stop.wait(margin_seconds / 4):
+            soon = time.monotonic() + margin_seconds
+            with self._lock:
+                ending = [held for held in self._held.values() if held.end and held.deadline < soon]
+                ends = [(held.lease, held.end) for held in ending]
+                for held in ending:
+                    held.end = None
+            for lease, end in ends:
+                assert end is not None
+                end()
+                self.forget(lease, "it could not be renewed in time")
 
     def _renew_for_ever(self) -> None:
-        connection: psycopg.Connection[Any] | None = None
         while not self._stop.wait(self._settings.lease_renew_seconds):
             try:
-                if connection is None or connection.closed:
-                    connection = connect(self._settings.database_url, "penstock leases")
-                self._renew(connection)
+                self._renew(self.control.get())
             except (psycopg.Error, PenstockError):
                 # The deadline of each lease decides; a server that comes back in time is no news.
-                if connection is not None:
-                    connection.close()
-        if connection is not None:
-            connection.close()
+                continue
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         with self._lock:
             leases = [held.lease for held in self._held.values()]
+        if self._joined:
+            self._lanes.stay(connection, self._worker_id, self._granted_seconds)
         if not leases:
             return
         asked_at = time.monotonic()
-        kept = self._table.renew(connection, leases, self._settings.lease_seconds)
+        kept = self._table.renew(connection, leases, self._granted_seconds)
         for lease in leases:
             if (lease.stream_name, lease.role) in kept:
                 with self._lock:
                     held = self._held.get((lease.stream_name, lease.role))
                     if held is not None and held.lease.term == lease.term:
-                        held.deadline = asked_at + self._settings.lease_seconds
+                        held.deadline = asked_at + self._granted_seconds
             else:
                 self.forget(lease, "it ended before it was renewed")
         emit(signals.LeaseRenewed(len(kept)))

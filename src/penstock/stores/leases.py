@@ -111,12 +111,18 @@ class LeaseTable:
             return None
         return lease.at(row[2])
 
-    def end_predecessor(self, connection: Connection, lease: Lease) -> int:
+    def end_predecessor(
+        self, connection: Connection, lease: Lease, former_groups: Sequence[str] = ()
+    ) -> int:
         """End open transactions of former holders; returns how many there were."""
         try:
             rows = connection.execute(
                 self._sql["end_predecessor"],
-                {"stream_name": lease.stream_name, "role": lease.role},
+                {
+                    "stream_name": lease.stream_name,
+                    "role": lease.role,
+                    "former_groups": list(former_groups),
+                },
             ).fetchall()
         except psycopg.errors.InsufficientPrivilege as error:
             raise ServerUnsuitable(

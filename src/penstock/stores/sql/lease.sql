@@ -12,7 +12,7 @@ ON CONFLICT DO NOTHING
 -- database's, read now: now() is the start of the transaction, which may be long ago. A lease
 -- that this process could not give back is its own to take; the new term fences what it left.
 WITH free AS (
-    SELECT stream_name, role, clean
+    SELECT stream_name, role, clean OR coalesce(owner_id = %(abandoned_owner_id)s, false) AS clean
       FROM events.stream_lease
      WHERE stream_name = %(stream_name)s AND role = %(role)s
        AND (lease_until < clock_timestamp() OR owner_id = %(abandoned_owner_id)s)
@@ -27,13 +27,22 @@ UPDATE events.stream_lease l
 RETURNING l.term, l.checkpoint, free.clean
 
 -- name: renew
--- All leases of a process in one statement. Rows that do not come back are lost.
+-- All leases of a process in one statement, locked in order, so that nobody waits in a circle.
+-- Rows that do not come back are lost.
+WITH ours AS MATERIALIZED (
+    SELECT l.stream_name, l.role
+      FROM events.stream_lease l
+      JOIN unnest(%(stream_names)s::text[], %(roles)s::text[], %(owner_ids)s::text[],
+                  %(terms)s::bigint[]) AS held(stream_name, role, owner_id, term)
+        ON l.stream_name = held.stream_name AND l.role = held.role
+       AND l.owner_id = held.owner_id AND l.term = held.term
+     ORDER BY l.stream_name, l.role
+       FOR UPDATE OF l
+)
 UPDATE events.stream_lease l
    SET lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
-  FROM unnest(%(stream_names)s::text[], %(roles)s::text[], %(owner_ids)s::text[],
-              %(terms)s::bigint[]) AS held(stream_name, role, owner_id, term)
- WHERE l.stream_name = held.stream_name AND l.role = held.role
-   AND l.owner_id = held.owner_id AND l.term = held.term
+  FROM ours
+ WHERE l.stream_name = ours.stream_name AND l.role = ours.role
 RETURNING l.stream_name, l.role
 
 -- name: release
@@ -45,7 +54,11 @@ UPDATE events.stream_lease
    AND owner_id = %(owner_id)s AND term = %(term)s
 
 -- name: release_worker
--- For a process that is known to be dead. Not clean: its successor must look for leftovers.
+-- For a process that is known to be dead: its leases are free, its share is the others'. Not
+-- clean: its successor must look for leftovers.
+WITH gone AS (
+    DELETE FROM events.worker WHERE worker_id = %(worker_id)s
+)
 UPDATE events.stream_lease
    SET lease_until = '-infinity', worker_id = NULL, updated_at = clock_timestamp()
  WHERE worker_id = %(worker_id)s
@@ -59,11 +72,25 @@ SELECT owner_id, term, checkpoint
 
 -- name: end_predecessor
 -- A paused holder's open transaction would make us wait on its row locks until it wakes up.
--- It marks itself with the lane's advisory lock; classid and objid are unsigned there.
+-- It marks itself with the advisory locks of its lane and of its epoch, so that whoever comes
+-- after it finds it, with another lane count too; classid and objid are unsigned there.
+WITH former(classid, objid) AS (
+    SELECT hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)
+    UNION ALL
+    SELECT hashtext('penstock epoch'), hashtext(%(stream_name)s || ' ' || epoch_group)
+      FROM unnest(%(former_groups)s::text[]) AS epoch_group
+)
 SELECT pid, pg_terminate_backend(pid)
-  FROM pg_locks
- WHERE locktype = 'advisory' AND objsubid = 2
-   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND classid = (hashtext('penstock lane')::bigint & 4294967295)::oid
-   AND objid = (hashtext(%(stream_name)s || ' ' || %(role)s)::bigint & 4294967295)::oid
-   AND pid <> pg_backend_pid()
+  FROM (SELECT DISTINCT held.pid
+          FROM pg_locks held
+          JOIN former ON held.classid = (former.classid::bigint & 4294967295)::oid
+                     AND held.objid = (former.objid::bigint & 4294967295)::oid
+         WHERE held.locktype = 'advisory' AND held.objsubid = 2
+           AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND held.pid <> pg_backend_pid()) AS former_holders
+
+
+-- name: limit_waiting
+-- Leases are renewed on this connection: nobody's lock and no slow answer may hold that up.
+SELECT set_config('lock_timeout', %(lock_milliseconds)s, false),
+       set_config('statement_timeout', %(statement_milliseconds)s, false)

@@ -1,0 +1,49 @@
+"""What all lanes of a consumer have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+
+from penstock.core.options import ConsumerOptions
+from penstock.core.settings import Settings
+from penstock.pipeline.gate import Gate
+from penstock.pipeline.leasing import Leases
+from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.signature import HandlerPlan
+
+
+class Crew(Protocol):
+    """Runs stages in threads of their own."""
+
+    def start(self, name: str, open_stage: Callable[..., Any]) -> None:
+        """Run a stage until it is stopped; one that runs already is left alone."""
+
+    def stop(self, name: str) -> None:
+        """Ask a stage to end after what it has in hand."""
+
+    def wait(self, names: set[str]) -> None:
+        """Wait until these have ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consuming:
+    """One consumer in one worker process."""
+
+    name: str
+    options: ConsumerOptions
+    plan: HandlerPlan
+    settings: Settings
+    leases: Leases
+    seams: ConsumerSeams
+    gate: Gate
+    control: Callable[[], psycopg.Connection[Any]]
+    """The connection that the process shares for everything but handling."""
+
+    @property
+    def stream_name(self) -> str:
+        """The stream that it reads."""
+        return self.options.stream_name

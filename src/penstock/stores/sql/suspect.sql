@@ -1,0 +1,28 @@
+-- name: start
+-- Committed before the attempt begins. Earlier starts that are still here never finished.
+INSERT INTO events.suspect (consumer, position, event_uuid, worker_id, starts)
+VALUES (%(consumer)s, %(position)s, %(event_uuid)s, %(worker_id)s,
+        jsonb_build_array(jsonb_build_object(
+            'worker_id', %(worker_id)s::text, 'host', %(host)s::text, 'at', clock_timestamp())))
+ON CONFLICT (consumer, position) DO UPDATE
+   SET starts = suspect.starts || excluded.starts, worker_id = excluded.worker_id,
+       started_at = excluded.started_at
+RETURNING starts
+
+-- name: finish
+-- The attempt ended, well or not, and the process is still there.
+DELETE FROM events.suspect WHERE consumer = %(consumer)s AND position = %(position)s
+
+-- name: of_worker
+-- What a dead process was running alone when it died explains its death.
+SELECT consumer, position FROM events.suspect WHERE worker_id = %(worker_id)s
+
+-- name: bury
+-- What is known of an event that ends its process: its entry, and when it was started.
+INSERT INTO events.dead_letter (consumer, stream_name, position, event_uuid, event_type, version,
+                                key_hash, entry, reason, error_type, error_message, handler,
+                                attempts, host)
+VALUES (%(consumer)s, %(stream_name)s, %(position)s, %(event_uuid)s, %(event_type)s, %(version)s,
+        %(key_hash)s, %(entry)s, %(reason)s, %(error_type)s, %(error_message)s, %(handler)s,
+        %(attempts)s::jsonb, %(host)s)
+ON CONFLICT (consumer, event_uuid) DO NOTHING
