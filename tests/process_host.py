@@ -1,63 +1,78 @@
-"""A process group that tests may kill: `python -m tests.process_host FOLDER SECONDS KIND…`.
+"""A process group that tests may kill: `python -m tests.process_host FOLDER '{"kinds": […]}'`.
 
-Each KIND becomes one child that writes its process and worker ids to FOLDER/started. `obedient`
-ends at SIGTERM, `deaf` ignores it, `brief` ends at once with code 3. A stop may take SECONDS.
+The document may also hold shutdown_seconds, heartbeat_timeout, database_url, crashes_max (guards
+against crash loops), with_spare, is_packed (all kinds in one process until it crashes) and
+is_explained (every death is somebody else's doing). What the group says over HTTP is at the port
+in FOLDER/port; whoever died is in FOLDER/dead.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
-from penstock.runtime.processes import (
-    WORKER_ID,
-    ProcessGroup,
-    ProcessSpec,
-    end_with_parent,
-    stop_on_signals,
-)
+from penstock.core.crash_budget import CrashLimits
+from penstock.core.settings import Settings
+from penstock.ops.quarantine import QuarantineTable
+from penstock.runtime.children import HEARTBEAT_FD, WORKER_ID, ProcessSpec
+from penstock.runtime.health_server import HealthServer
+from penstock.runtime.processes import ProcessGroup
+from penstock.runtime.quarantine import Quarantine
+from penstock.telemetry.logs import configure_logging
+
+CHILD = Path(__file__).with_name("process_child.py")
 
 
 def main() -> None:
-    folder, seconds, *kinds = sys.argv[1:]
+    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    configure_logging()
+    url = options.get("database_url")
+    table = QuarantineTable(Settings(database_url=url)) if url else None
+    crashes_max = options.get("crashes_max")
     group = ProcessGroup(
-        [ProcessSpec(kind, child_command(folder, seconds, kind)) for kind in kinds],
-        shutdown_seconds=float(seconds),
-        on_death=lambda worker_id: note(Path(folder, "dead"), worker_id),
+        specs(folder, options),
+        shutdown_seconds=options.get("shutdown_seconds", 300.0),
+        on_death=lambda worker_id: note(folder / "dead", worker_id) or "is_explained" in options,
+        heartbeat_timeout_seconds=options.get("heartbeat_timeout", 30.0),
+        limits=CrashLimits(crashes_max=crashes_max) if crashes_max else None,
+        quarantine=Quarantine(table),
+        spare=spec(folder, "spare", options) if options.get("with_spare") else None,
     )
+    server = HealthServer("127.0.0.1", 0, lambda: group.report)
+    note(folder / "port", str(server.port))
     sys.exit(0 if group.run() else 1)
 
 
-def child_command(folder: str, seconds: str, kind: str) -> list[str]:
-    arguments = ["--child", folder, seconds, kind, WORKER_ID, str(os.getpid())]
-    return [sys.executable, "-m", "tests.process_host", *arguments]
+def specs(folder: Path, options: dict[str, Any]) -> list[ProcessSpec]:
+    each = [spec(folder, kind, options) for kind in options["kinds"]]
+    if not options.get("is_packed"):
+        return each
+    together = spec(folder, options["kinds"][0], options)
+    return [ProcessSpec("together", together.argv, apart=tuple(each))]
 
 
-def child(folder: str, seconds: str, kind: str, worker_id: str, parent: str) -> None:
-    end_with_parent(int(parent))
-    stop = threading.Event()
-    if kind == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        stop_on_signals(stop, float(seconds))
-    note(Path(folder, "started"), f"{kind} {os.getpid()} {worker_id}")
-    if kind == "brief":
-        sys.exit(3)
-    waiting = threading.Thread(target=stop.wait)
-    waiting.start()
-    waiting.join()
+def spec(folder: Path, kind: str, options: dict[str, Any]) -> ProcessSpec:
+    listens = kind not in {"obedient", "deaf", "brief"}
+    arguments = [str(folder), kind, WORKER_ID, str(os.getpid())]
+    arguments += [HEARTBEAT_FD if listens else "none", str(options.get("heartbeat_timeout", 30.0))]
+    arguments += [str(options.get("shutdown_seconds", 300.0))]
+    argv = [sys.executable, str(CHILD), *arguments]
+    return ProcessSpec(
+        kind,
+        argv,
+        quarantine_as=None if kind == "brief" else f"shop.{kind}",
+        assignment=f"{kind} {WORKER_ID}" if options.get("with_spare") else None,
+    )
 
 
-def note(path: Path, line: str) -> None:
+def note(path: Path, line: str) -> bool:
     with path.open("a") as file:
         file.write(line + "\n")
+    return False
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--child":
-        child(*sys.argv[2:])
-    else:
-        main()
+    main()

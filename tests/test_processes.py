@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import UsageError
-from penstock.runtime.processes import ProcessGroup, ProcessSpec, restart_delay_seconds
+from penstock.runtime.children import HEARTBEAT_FD, Child, ProcessSpec
+from penstock.runtime.posts import restart_delay_seconds
+from penstock.runtime.processes import ProcessGroup
+from tests.process_group import WAIT_SECONDS, children, dead, host, is_alive, is_there
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parent.parent
-WAIT_SECONDS = 20.0
-LONG_SECONDS = 300.0
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-@dataclass(frozen=True)
-class Started:
-    kind: str
-    pid: int
-    worker_id: str
 
 
 def test_a_killed_child_is_started_again_under_a_new_id(tmp_path: Path) -> None:
@@ -120,8 +108,42 @@ def test_a_command_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None
         shutdown_seconds=1,
         on_death=lambda _: None,
     )
-    group._start(group._specs[0])
-    assert "absent" in group._due
+    group._create(group._specs[0])
+    group._fill_posts()
+    assert group._posts["absent"].due_at is not None
+
+
+def test_a_child_carries_nothing_of_a_large_parent(tmp_path: Path) -> None:
+    heap = bytearray(os.urandom(1000)) * 200_000
+    status = tmp_path / "status"
+    code = f"open({str(status)!r}, 'w').write(open('/proc/self/status').read())"
+    child = Child(ProcessSpec("child", [sys.executable, "-c", code]))
+    assert child.process.wait(WAIT_SECONDS) == 0
+    assert resident_kb(Path("/proc/self/status").read_text()) > len(heap) // 1024
+    assert resident_kb(status.read_text()) < 60_000
+
+
+def test_a_silence_is_held_against_a_child_only_if_somebody_listened() -> None:
+    spec = ProcessSpec("silent", ["sleep", "60", HEARTBEAT_FD])
+    group = ProcessGroup(
+        [spec], shutdown_seconds=1, on_death=lambda _: None, heartbeat_timeout_seconds=5
+    )
+    group._create(spec)
+    group._fill_posts()
+    child = group._posts["silent"].child
+    assert child is not None
+    try:
+        child.beat_at = child._heard_at = time.monotonic() - 60
+        group._turned_at = time.monotonic() - 60
+        group._watch()
+        verdicts = [child.was_silent]
+        child._heard_at = time.monotonic() - 60
+        group._watch()
+        assert [*verdicts, child.was_silent] == [False, True]
+        assert child.process.wait(WAIT_SECONDS) == -signal.SIGKILL
+    finally:
+        group._kill()
+        child.close()
 
 
 def test_two_processes_never_share_a_name() -> None:
@@ -133,50 +155,5 @@ def test_two_processes_never_share_a_name() -> None:
 # ── the words used above ───────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def host(
-    folder: Path, *kinds: str, shutdown_seconds: float = LONG_SECONDS
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process group under a parent of its own, which a test may kill."""
-    seconds = str(shutdown_seconds)
-    command = [sys.executable, "-m", "tests.process_host", str(folder), seconds, *kinds]
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as parent:
-        try:
-            yield parent
-        finally:
-            parent.terminate()
-            try:
-                parent.wait(WAIT_SECONDS)
-            finally:
-                parent.kill()
-
-
-def children(folder: Path, *, count: int) -> list[Started]:
-    """The first children that were started, once there are so many."""
-    path = folder / "started"
-    wait_until(
-        lambda: path.exists() and len(path.read_text().splitlines()) >= count,
-        seconds=WAIT_SECONDS,
-        what=f"{count} children have started",
-    )
-    words = [line.split() for line in path.read_text().splitlines()[:count]]
-    return [Started(kind, int(pid), worker_id) for kind, pid, worker_id in words]
-
-
-def dead(folder: Path) -> list[str]:
-    path = folder / "dead"
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def is_there(pid: int) -> bool:
-    """Whether a process exists, be it as a zombie."""
-    return Path(f"/proc/{pid}").exists()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie has ended and merely waits to be counted."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
+def resident_kb(status: str) -> int:
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))

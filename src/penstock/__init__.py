@@ -1,6 +1,7 @@
 """Penstock: events sent in your transaction, handled exactly once by every consumer."""
 
 from penstock.app import Pipeline
+from penstock.app.discovery import autodiscover
 from penstock.core.events import Event, RawEvent, StreamEvent
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
@@ -8,6 +9,7 @@ from penstock.errors import (
     CommitInTransactionError,
     ContractError,
     FatalError,
+    HandlerTimeout,
     OutcomeUnknown,
     PenstockError,
     RetryableError,
@@ -22,6 +24,7 @@ __all__ = [
     "Event",
     "FatalError",
     "Guarantee",
+    "HandlerTimeout",
     "OutcomeUnknown",
     "PenstockError",
     "Pipeline",
@@ -30,4 +33,5 @@ __all__ = [
     "RetryableError",
     "RollbackInTransactionError",
     "StreamEvent",
+    "autodiscover",
 ]

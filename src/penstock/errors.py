@@ -49,6 +49,10 @@ class RollbackInTransactionError(HandlerError):
     """A handler tried to roll back or close; only the worker ends the transaction."""
 
 
+class HandlerTimeout(HandlerError):
+    """A handler exceeded its timeout_seconds; nothing of its transaction happened."""
+
+
 class RetryableError(PenstockError):
     """Raised by handlers: try this event again, after `after_seconds` if given."""
 
@@ -63,6 +67,17 @@ class FatalError(PenstockError):
 
 class ContractError(PenstockError):
     """An event does not fit the contract that the consumer was written against."""
+
+
+# ── what an operator asked ─────────────────────────────────────────────────────────────────────
+
+
+class OperationRefused(PenstockError):
+    """The books do not allow what an operator asked; nothing was changed."""
+
+
+class ConsumerUnknown(OperationRefused):
+    """The database knows no consumer of that name, or several."""
 
 
 # ── what the surroundings did ──────────────────────────────────────────────────────────────────

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -18,18 +19,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock.cli.invocation import Invocation, invocation_of
-from penstock.cli.output import print_note
+from penstock.cli.output import print_error, print_note
+from penstock.cli.supervision import Supervision, supervise
 from penstock.core.leases import PUBLISHER, consumer_role
 from penstock.core.masking import masked_url
-from penstock.errors import ServerUnavailable, UsageError
-from penstock.ops.workers import release_dead_worker
-from penstock.runtime.processes import (
-    WORKER_ID,
-    ProcessGroup,
-    ProcessSpec,
-    end_with_parent,
-    stop_on_signals,
-)
+from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
+from penstock.runtime.heartbeat import Pulse
+from penstock.runtime.posts import EXIT_SURROUNDINGS
+from penstock.runtime.stopping import end_with_parent, stop_on_signals
 from penstock.stores.configuration import gather, remove_dev_env, write_dev_env
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, running_servers
@@ -44,6 +41,16 @@ LogLevel = Annotated[
 LogFormat = Annotated[
     str | None,
     typer.Option(envvar="PENSTOCK_LOG_FORMAT", help="human or json; by default as fits stderr."),
+]
+HeartbeatTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", min=0.1, help="Replace a worker that is silent for so long: 30 s."
+    ),
+]
+GracefulShutdownTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0.1, help="Kill what has not stopped by then: 30 s."),
 ]
 
 
@@ -77,11 +84,30 @@ class LogChoice:
 
 def run(
     context: typer.Context,
+    *,
     publisher: Annotated[bool, typer.Option("--publisher", help="Run the publisher.")] = False,
     consumers: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Run the consumers whose names match, e.g. 'bill_*'."),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Pack the consumers into N processes."),
+    ] = None,
+    spare: Annotated[
+        bool, typer.Option(help="Keep a process ready that replaces one that dies at once.")
+    ] = True,
+    heartbeat_timeout: HeartbeatTimeout = None,
+    graceful_shutdown_timeout: GracefulShutdownTimeout = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Serve /healthz, /readyz, /metrics; 0: any port."
+        ),
+    ] = None,
+    health_host: Annotated[
+        str, typer.Option(metavar="HOST", help="Where to serve them.")
+    ] = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = None,
 ) -> None:
@@ -97,7 +123,14 @@ def run(
     except ServerUnavailable as error:
         # Workers outlive an absent server, so its absence now is no reason to give up.
         print_note(f"{error} The workers wait for it.")
-    _supervise(invocation, roles, logs)
+    how = replace(
+        _supervision(invocation, logs, heartbeat_timeout, graceful_shutdown_timeout),
+        processes=processes,
+        with_spare=spare,
+        health_port=health_port,
+        health_host=health_host,
+    )
+    supervise(invocation, roles, how)
 
 
 def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFormat = None) -> None:
@@ -118,15 +151,24 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
             "  penstock send --continuous\n"
             "  penstock status --watch"
         )
-        _supervise(invocation, roles, logs)
+        supervise(invocation, roles, _supervision(invocation, logs))
 
 
 def work(
     context: typer.Context,
     *,
-    role: Annotated[list[str], typer.Option(help="publisher or consumer:NAME; repeatable.")],
+    role: Annotated[
+        list[str] | None, typer.Option(help="publisher or consumer:NAME; repeatable.")
+    ] = None,
+    spare: Annotated[bool, typer.Option("--spare", help="Read role and id from stdin.")] = False,
     worker_id: Annotated[str | None, typer.Option(help="Names this process in leases.")] = None,
     parent: Annotated[int | None, typer.Option(help="End when this process ends.")] = None,
+    heartbeat_fd: Annotated[int | None, typer.Option(help="A pipe to beat into.")] = None,
+    heartbeat_timeout: HeartbeatTimeout = None,
+    graceful_shutdown_timeout: GracefulShutdownTimeout = None,
+    deployed_at: Annotated[
+        str | None, typer.Option(help="When the supervisor started, in ISO 8601.")
+    ] = None,
     log_level: LogLevel = "info",
     log_format: LogFormat = None,
 ) -> None:
@@ -134,10 +176,72 @@ def work(
     if parent is not None:
         end_with_parent(parent)
     LogChoice.of(log_level, log_format).apply()
+    deployed = _moment(deployed_at)
     pipeline = invocation_of(context).pipeline
+    settings = pipeline.settings
+    roles = role or []
+    if spare:
+        roles, worker_id = _assignment()
+    if not roles:
+        raise UsageError("A worker needs --role.")
     stop = threading.Event()
-    stop_on_signals(stop, pipeline.settings.shutdown_seconds)
-    pipeline.run_worker(role, stop, worker_id)
+    stop_on_signals(stop, _or_default(graceful_shutdown_timeout, settings.shutdown_seconds))
+    pulse: Pulse | None = None
+    if heartbeat_fd is not None:
+        pulse = Pulse(
+            heartbeat_fd,
+            timeout_seconds=_or_default(heartbeat_timeout, settings.heartbeat_timeout_seconds),
+            longest_wait_seconds=settings.poll_seconds,
+        )
+        pulse.start()
+    try:
+        pipeline.run_worker(roles, stop, worker_id, deployed_at=deployed, pulse=pulse)
+    except (ServerUnavailable, ServerUnsuitable) as error:
+        # The supervisor waits longer then, instead of putting the worker into quarantine for it.
+        print_error(str(error))
+        raise typer.Exit(EXIT_SURROUNDINGS) from None
+
+
+def _assignment() -> tuple[list[str], str]:
+    """Wait for the line that says what to be; leave where none comes."""
+    line = sys.stdin.readline()
+    if not line:
+        raise typer.Exit
+    assignment = json.loads(line)
+    return assignment["roles"], assignment["worker_id"]
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(f"--deployed-at {text!r} is no moment in ISO 8601 with its offset.")
+    return moment
+
+
+def _or_default(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _supervision(
+    invocation: Invocation,
+    logs: LogChoice,
+    heartbeat_timeout: float | None = None,
+    graceful_shutdown_timeout: float | None = None,
+) -> Supervision:
+    settings = invocation.settings
+    logs.apply()
+    return Supervision(
+        environment=logs.variables,
+        shutdown_seconds=_or_default(graceful_shutdown_timeout, settings.shutdown_seconds),
+        heartbeat_timeout_seconds=_or_default(
+            heartbeat_timeout, settings.heartbeat_timeout_seconds
+        ),
+    )
 
 
 def choose_roles(names: Iterable[str], *, publisher: bool, globs: Iterable[str]) -> list[str]:
@@ -151,26 +255,6 @@ def choose_roles(names: Iterable[str], *, publisher: bool, globs: Iterable[str])
             raise UsageError(f"--consumers {glob!r} matches no consumer; registered are: {known}.")
     chosen = [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
     return [PUBLISHER] * publisher + [consumer_role(name) for name in chosen]
-
-
-def _supervise(invocation: Invocation, roles: list[str], logs: LogChoice) -> NoReturn:
-    settings = invocation.settings
-    logs.apply()
-    group = ProcessGroup(
-        [_worker_spec(invocation.app, role, logs.variables) for role in roles],
-        shutdown_seconds=settings.shutdown_seconds,
-        on_death=partial(release_dead_worker, settings),
-    )
-    print_note(f"Running {', '.join(roles)}. Ctrl-C stops.")
-    raise typer.Exit(0 if group.run() else 1)
-
-
-def _worker_spec(app: str | None, role: str, environment: Mapping[str, str]) -> ProcessSpec:
-    argv = [sys.executable, "-m", "penstock"]
-    if app is not None:
-        argv += ["--app", app]
-    argv += ["work", "--role", role, "--worker-id", WORKER_ID, "--parent", str(os.getpid())]
-    return ProcessSpec(role, argv, environment)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime
+from typing import Any
 
 import psycopg
 
@@ -10,22 +12,39 @@ from penstock.core.settings import Settings
 from penstock.errors import PenstockError
 from penstock.stores.leases import LeaseTable
 from penstock.stores.postgres import connect
+from penstock.stores.queries import Queries
 
 _logger = logging.getLogger("penstock")
 
 
-def release_dead_worker(settings: Settings, worker_id: str) -> list[tuple[str, str]]:
-    """Give back at once what a dead process held; returns (stream, role) of each lease.
+def release_dead_worker(settings: Settings, worker_id: str) -> bool:
+    """Give back at once what a dead process held; returns whether an event killed it.
 
     A failure is logged and harmless: the leases then run out by themselves.
     """
     try:
         with connect(settings.database_url, "penstock supervisor") as connection:
-            return LeaseTable(settings.schema).release_worker(connection, worker_id)
+            LeaseTable(settings.schema).release_worker(connection, worker_id)
+            return _forget_worker(connection, settings.schema, worker_id)
     except (psycopg.Error, PenstockError) as error:
         _logger.warning(
             "the leases of dead worker %s run out by themselves, because releasing them failed: %s",
             worker_id,
             error,
         )
-        return []
+        return False
+
+
+def read_database_clock(connection: psycopg.Connection[Any], schema: str) -> datetime:
+    """What time it is where all hosts agree."""
+    row = connection.execute(Queries("worker.sql", schema)["read_clock"]).fetchone()
+    assert row is not None
+    moment: datetime = row[0]
+    return moment
+
+
+def _forget_worker(connection: psycopg.Connection[Any], schema: str, worker_id: str) -> bool:
+    queries = Queries("worker.sql", schema)
+    connection.execute(queries["forget"], {"worker_id": worker_id})
+    row = connection.execute(queries["has_suspect"], {"worker_id": worker_id}).fetchone()
+    return row is not None and bool(row[0])

@@ -9,8 +9,10 @@ from typing import Protocol
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
+from penstock.core.failures import is_nobodys_fault
 from penstock.core.progress import Progress
 from penstock.errors import LeaseLost, ServerUnavailable
+from penstock.runtime.heartbeat import LoopPulse
 from penstock.stores.outage import Outage
 from penstock.stores.postgres import is_lost
 
@@ -31,7 +33,14 @@ class Stage(Protocol):
 class Loop:
     """Runs one stage until it is told to stop."""
 
-    def __init__(self, worker: str, open_stage: Callable[[], Stage], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        worker: str,
+        open_stage: Callable[[], Stage],
+        stop: threading.Event,
+        pulse: LoopPulse | None = None,
+    ) -> None:
+        self._pulse = pulse or LoopPulse(worker)
         self._open_stage = open_stage
         self._stop = stop
         self._outage = Outage(worker, "PostgreSQL")
@@ -41,6 +50,7 @@ class Loop:
         stage: Stage | None = None
         try:
             while not self._stop.is_set():
+                self._pulse.turned()
                 try:
                     if stage is None:
                         stage = self._open_stage()
@@ -57,16 +67,26 @@ class Loop:
         progress = stage.step()
         self._outage.end()
         if progress.pause_seconds:
-            self._stop.wait(progress.pause_seconds)
+            self._pause(progress.pause_seconds)
         elif progress.is_idle:
             stage.wait(self._stop)
 
     def _outlive(self, error: Exception) -> None:
-        """Wait for a server that went away; anything else is not ours to swallow."""
-        if not isinstance(error, ServerUnavailable) and not is_lost(error):
+        """Wait for a server that went away or is too busy; anything else is not ours to swallow."""
+        if not isinstance(error, ServerUnavailable) and not is_lost(error) and not _passes(error):
             raise error
         self._outage.begin(error)
-        self._stop.wait(self._outage.pause_seconds)
+        self._pause(self._outage.pause_seconds)
+
+    def _pause(self, seconds: float) -> None:
+        # A retry may be minutes away; a loop that rests until then is not hung.
+        with self._pulse.excused:
+            self._stop.wait(seconds)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a statement of our own met a lock, a deadlock or its time limit."""
+    return is_nobodys_fault(error) or isinstance(error, psycopg.errors.QueryCanceled)
 
 
 def _closed(stage: Stage | None) -> Stage | None:

@@ -1,36 +1,36 @@
-"""Child processes: started, started again when they die, stopped in order, never left behind."""
+"""Child processes: started, watched, started again when they die, stopped in order."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from penstock.core.crash_budget import CrashLimits
 from penstock.core.require import require
 from penstock.errors import UsageError
-from penstock.stores.identity import new_token
+from penstock.runtime.bench import Bench
+from penstock.runtime.children import Child, ProcessSpec
+from penstock.runtime.health import COUNTER_QUARANTINED, GAUGE_QUARANTINED, GroupReport
+from penstock.runtime.posts import (
+    AwaitInquiry,
+    Post,
+    RestartAfter,
+    SetAside,
+    restart_delay_seconds,
+)
+from penstock.runtime.quarantine import Quarantine, Quarantined
+from penstock.runtime.stopping import told_of_stop_signals
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
-WORKER_ID = "{worker_id}"
-"""Stands in a command line for the id that each start of a process gets anew."""
-
-RESTART_FIRST_SECONDS = 0.1
-RESTART_LONGEST_SECONDS = 5.0
-HEALTHY_SECONDS = 10.0
+TURN_SECONDS = 1.0
 LAST_RITES_SECONDS = 6.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_PR_SET_PDEATHSIG = 1
 # The second: a process that was still starting, had nothing in hand, and simply ended.
 _OBEDIENT = (0, -signal.SIGTERM)
 
@@ -38,25 +38,22 @@ _logger = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """How to start one child: a name for people, a command line, and what to add to its world."""
-
-    name: str
-    argv: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Child:
-    spec: ProcessSpec
-    worker_id: str
-    process: subprocess.Popen[bytes]
-    started_at: float
+class _StopRequested:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
-class _StopRequested:
-    number: int
+class _InquiryEnded:
+    child: Child
+    is_explained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _QuarantineChanged:
+    pass
+
+
+_Happening = Child | _StopRequested | _InquiryEnded | _QuarantineChanged
 
 
 class ProcessGroup:
@@ -68,176 +65,279 @@ class ProcessGroup:
         *,
         shutdown_seconds: float,
         on_death: Callable[[str], object],
+        heartbeat_timeout_seconds: float = 30.0,
+        limits: CrashLimits | None = None,
+        quarantine: Quarantine | None = None,
+        spare: ProcessSpec | None = None,
     ) -> None:
+        """`on_death` cleans up after a worker id; True from it explains the death."""
         names = [spec.name for spec in specs]
         require(len(set(names)) == len(names), f"two processes share a name: {names}", UsageError)
         self._specs = tuple(specs)
         self._shutdown_seconds = shutdown_seconds
         self._on_death = on_death
-        self._happenings: queue.SimpleQueue[_Child | _StopRequested] = queue.SimpleQueue()
-        self._children: dict[str, _Child] = {}
-        self._failures: dict[str, int] = {}
-        self._due: dict[str, float] = {}
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._turn_seconds = min(TURN_SECONDS, heartbeat_timeout_seconds / 8)
+        self._limits = limits
+        self._quarantine = quarantine or Quarantine()
+        self._quarantines = 0
+        self._bench = Bench(spare)
+        self._happenings: queue.SimpleQueue[_Happening] = queue.SimpleQueue()
+        self._posts: dict[str, Post] = {}
         self._last_rites: list[threading.Thread] = []
+        self._turned_at = time.monotonic()
+        self._is_stopping = False
+        self.report: GroupReport | None = None
+        """The state of things, made anew at every turn; None before the first."""
 
     def run(self) -> bool:
         """Run until told to stop. Returns whether every child then ended by itself, in time."""
         # Linux ends children with the thread that started them; only the main one surely lasts.
         assert threading.current_thread() is threading.main_thread()
-        with self._stop_signals():
+        with told_of_stop_signals(lambda: self._happenings.put(_StopRequested())):
+            self._quarantine.start(lambda: self._happenings.put(_QuarantineChanged()))
+            was_known = self._quarantine.is_known
             try:
                 for spec in self._specs:
-                    self._start(spec)
-                self._keep_running()
+                    self._create(spec)
+                self._keep_running(was_known=was_known)
                 return self._end()
             finally:
+                self._bench.close()
                 self._kill()
                 self._finish_last_rites()
+                self._quarantine.stop()
 
     # ── running ───────────────────────────────────────────────────────────────────────────────
 
-    def _keep_running(self) -> None:
+    def _keep_running(self, *, was_known: bool) -> None:
         while True:
-            match self._next_happening(min(self._due.values(), default=None)):
+            self._fill_posts()
+            self._make_report()
+            self._bench.prepare(is_quiet=all(post.is_filled for post in self._posts.values()))
+            match self._next_happening(self._next_turn_at()):
                 case _StopRequested():
                     return
-                case _Child() as child:
-                    self._bury(child)
-                    alive_seconds = time.monotonic() - child.started_at
-                    self._plan_restart(child.spec, alive_seconds=alive_seconds)
-            for spec in self._specs:
-                if self._due.get(spec.name, float("inf")) <= time.monotonic():
-                    del self._due[spec.name]
-                    self._start(spec)
+                case Child() as child:
+                    self._replace(child)
+                case _InquiryEnded(child, is_explained):
+                    self._end_inquiry(child, is_explained=is_explained)
+                case _QuarantineChanged():
+                    self._heed_quarantine(is_late=not was_known)
+                    was_known = True
+            self._watch()
 
-    def _start(self, spec: ProcessSpec) -> None:
-        # A new id every time: the dead one's leases may be released after this one has begun.
-        worker_id = f"{spec.name}-{new_token()}"
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own command line
-                [worker_id if part == WORKER_ID else part for part in spec.argv],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **spec.environment},
-                # Out of the terminal's reach: Ctrl-C is for the parent, which stops its children.
-                start_new_session=True,
-            )
-        except OSError as error:
-            # Out of memory or processes, or an upgrade is replacing the files: that passes.
-            _logger.warning("%s could not be started, trying again: %s", spec.name, error)
-            self._plan_restart(spec, alive_seconds=0.0)
+    def _next_turn_at(self) -> float:
+        dues = (post.due_at for post in self._posts.values() if post.due_at is not None)
+        return min([time.monotonic() + self._turn_seconds, *dues])
+
+    def _create(self, spec: ProcessSpec, delay_seconds: float = 0.0) -> None:
+        """A post for a new spec; for its parts, where one of them must not run."""
+        if any(part.quarantine_as in self._quarantine.names for part in spec.apart):
+            for part in spec.apart:
+                self._create(part, delay_seconds)
             return
-        child = _Child(spec, worker_id, process, time.monotonic())
-        self._children[spec.name] = child
-        threading.Thread(target=self._await_end, args=(child,), daemon=True).start()
+        post = self._posts[spec.name] = Post(spec, self._limits)
+        self._open(post, delay_seconds)
 
-    def _await_end(self, child: _Child) -> None:
+    def _open(self, post: Post, delay_seconds: float = 0.0) -> None:
+        if post.spec.quarantine_as in self._quarantine.names:
+            self._leave_empty(post)
+        else:
+            post.due_at = time.monotonic() + delay_seconds
+
+    def _fill_posts(self) -> None:
+        for post in self._posts.values():
+            if post.due_at is None or post.due_at > time.monotonic():
+                continue
+            try:
+                child = post.fill(self._bench.take(post.spec))
+            except OSError as error:
+                # Out of memory or processes, or an upgrade is replacing the files: that passes.
+                _logger.warning("%s cannot be started, trying again: %s", post.spec.name, error)
+                self._act(post)
+                continue
+            threading.Thread(target=self._await_end, args=(child,), daemon=True).start()
+
+    def _await_end(self, child: Child) -> None:
         child.process.wait()
         self._happenings.put(child)
 
-    def _plan_restart(self, spec: ProcessSpec, *, alive_seconds: float) -> None:
-        failures = 0 if alive_seconds >= HEALTHY_SECONDS else self._failures.get(spec.name, 0)
-        self._failures[spec.name] = failures + 1
-        self._due[spec.name] = time.monotonic() + restart_delay_seconds(failures)
+    def _watch(self) -> None:
+        """Kill who is silent for too long, or does not leave when asked to."""
+        now = time.monotonic()
+        was_away = now - self._turned_at > self._heartbeat_timeout_seconds / 2
+        self._turned_at = now
+        for child in self._children():
+            child.listen(now)
+            if was_away:
+                child.excuse(now)
+            silent = child.silent_seconds(now, self._heartbeat_timeout_seconds)
+            if silent is not None and not child.was_silent:
+                child.was_silent = True
+                emit(signals.WorkerSilent(child.spec.name, child.process.pid, round(silent, 3)))
+                child.send(signal.SIGKILL)
+            elif child.kill_at is not None and child.kill_at <= now:
+                child.send(signal.SIGKILL)
 
-    def _bury(self, child: _Child) -> None:
+    # ── after a death ─────────────────────────────────────────────────────────────────────────
+
+    def _replace(self, child: Child) -> None:
+        post = self._posts[child.spec.name]
+        was_dismissed = child.kill_at is not None
+        if was_dismissed and child.process.returncode in _OBEDIENT:
+            self._forget(child)
+        else:
+            self._bury(child)
+        if child.spec.apart:
+            self._part(post)
+        elif was_dismissed:
+            self._open(post)
+        else:
+            post.record_death(child)
+            self._act(post)
+
+    def _part(self, post: Post) -> None:
+        """Who crashed in company is found by running everybody alone."""
+        names = ", ".join(part.name for part in post.spec.apart)
+        _logger.warning("%s ended; from now on a process each runs %s", post.spec.name, names)
+        del self._posts[post.spec.name]
+        for part in post.spec.apart:
+            self._create(part, restart_delay_seconds(0))
+
+    def _act(self, post: Post) -> None:
+        name = post.spec.quarantine_as
+        if name is not None and name in self._quarantine.names:
+            self._leave_empty(post)
+            return
+        match post.decide():
+            case RestartAfter(seconds, excess):
+                post.due_at = time.monotonic() + seconds
+                if excess is not None:
+                    text = "%s keeps crashing (%s); the next start is in %g s"
+                    _logger.error(text, post.spec.name, excess, seconds)
+            case AwaitInquiry():
+                post.is_waiting_for_inquiry = True
+            case SetAside(reason):
+                assert name is not None
+                self._set_aside(post, name, reason)
+
+    def _end_inquiry(self, child: Child, *, is_explained: bool) -> None:
+        post = self._posts.get(child.spec.name)
+        if post is None:
+            return
+        post.end_inquiry(child.worker_id, is_explained=is_explained)
+        if post.is_waiting_for_inquiry:
+            post.is_waiting_for_inquiry = False
+            self._act(post)
+
+    def _set_aside(self, post: Post, name: str, reason: str) -> None:
+        self._quarantines += 1
+        self._quarantine.add(Quarantined(name, reason, post.crashes))
+        post.is_quarantined = True
+        emit(signals.WorkerQuarantined(name, len(post.crashes), reason))
+        self._tell_quarantine("%s is quarantined: %s", name, reason)
+
+    def _leave_empty(self, post: Post) -> None:
+        post.is_quarantined = True
+        name = post.spec.quarantine_as
+        self._tell_quarantine(
+            "%s stays quarantined; to start it: penstock quarantine release %s", name, name
+        )
+
+    def _heed_quarantine(self, *, is_late: bool) -> None:
+        """Start who was released. Whoever is well stays, unless nobody could ask before it ran."""
+        names = self._quarantine.names
+        now = time.monotonic()
+        for post in self._posts.values():
+            name = post.spec.quarantine_as
+            if post.is_quarantined and name is not None and name not in names:
+                post.release()
+                emit(signals.QuarantineReleased(name))
+                self._tell_quarantine("%s is released from quarantine", name)
+            elif is_late and post.child is not None and names & post.spec.everybody:
+                post.child.dismiss(now, self._shutdown_seconds)
+
+    def _tell_quarantine(self, message: str, *values: object) -> None:
+        aside = sum(post.is_quarantined for post in self._posts.values())
+        numbers = {COUNTER_QUARANTINED: self._quarantines, GAUGE_QUARANTINED: aside}
+        _logger.warning(message, *values, extra=numbers)
+
+    def _bury(self, child: Child) -> None:
         """A process ended that was not asked to, or that had to be killed."""
-        del self._children[child.spec.name]
+        self._forget(child)
         emit(signals.WorkerDied(child.spec.name, child.process.pid, child.process.returncode))
         # On a thread of its own: a database that does not answer must not hold up a restart.
-        thread = threading.Thread(target=self._on_death, args=(child.worker_id,), daemon=True)
+        thread = threading.Thread(target=self._inquire, args=(child,), daemon=True)
         thread.start()
         self._last_rites = [t for t in self._last_rites if t.is_alive()] + [thread]
+
+    def _inquire(self, child: Child) -> None:
+        is_explained = False
+        try:
+            is_explained = self._on_death(child.worker_id) is True
+        finally:
+            self._happenings.put(_InquiryEnded(child, is_explained))
 
     # ── ending ────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> bool:
         """Ask the children to stop; kill them after a while or at a second signal."""
+        self._is_stopping = True
         self._send(signal.SIGTERM)
-        deadline: float | None = time.monotonic() + self._shutdown_seconds
+        deadline = time.monotonic() + self._shutdown_seconds
         all_ended_themselves = True
-        while self._children:
-            match self._next_happening(deadline):
-                case _Child() as child if child.process.returncode in _OBEDIENT:
-                    del self._children[child.spec.name]
-                case _Child() as child:
+        while self._children():
+            self._make_report()
+            match self._next_happening(min(deadline, time.monotonic() + self._turn_seconds)):
+                case Child() as child if child.process.returncode in _OBEDIENT:
+                    self._forget(child)
+                case Child() as child:
                     all_ended_themselves = False
                     self._bury(child)
-                case _:
-                    deadline = None
+                case _StopRequested():
                     self._send(signal.SIGKILL)
+            if time.monotonic() >= deadline:
+                self._send(signal.SIGKILL)
         return all_ended_themselves
 
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
-        for child in self._children.values():
+        for child in self._children():
             child.process.wait()
 
     def _send(self, number: signal.Signals) -> None:
-        for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(number)
+        for child in self._children():
+            child.send(number)
+
+    def _children(self) -> list[Child]:
+        return [post.child for post in self._posts.values() if post.child is not None]
+
+    def _forget(self, child: Child) -> None:
+        self._posts[child.spec.name].child = None
+        child.close()
 
     def _finish_last_rites(self) -> None:
         deadline = time.monotonic() + LAST_RITES_SECONDS
         for thread in self._last_rites:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────
+    # ── waiting and telling ───────────────────────────────────────────────────────────────────
 
-    def _next_happening(self, deadline: float | None) -> _Child | _StopRequested | None:
+    def _next_happening(self, deadline: float) -> _Happening | None:
         """The next end or signal; None when the deadline comes first."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         with contextlib.suppress(queue.Empty):
-            return self._happenings.get(timeout=timeout)
+            return self._happenings.get(timeout=max(0.0, deadline - time.monotonic()))
         return None
 
-    @contextlib.contextmanager
-    def _stop_signals(self) -> Iterator[None]:
-        def remember(number: int, _: FrameType | None) -> None:
-            self._happenings.put(_StopRequested(number))
-
-        before = {number: signal.signal(number, remember) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def restart_delay_seconds(failures: int) -> float:
-    """How long to wait after so many deaths in a row before this one."""
-    return float(min(RESTART_FIRST_SECONDS * 2 ** min(failures, 10), RESTART_LONGEST_SECONDS))
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for a SIGTERM when the parent ends, and leave if it already has.
-
-    Other systems than Linux have no such request.
-    """
-    if sys.platform == "linux":
-        request = ctypes.CDLL(None, use_errno=True).prctl
-        request(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
-
-
-def stop_on_signals(stop: threading.Event, shutdown_seconds: float) -> None:
-    """Let SIGTERM and SIGINT set the event; a second one, or the time limit, ends the process.
-
-    The main thread runs signal handlers, so it must not itself wait on the event: it could hold
-    the event's lock when the signal comes.
-    """
-    asked = threading.Event()
-
-    def request_stop(number: int, _: FrameType | None) -> None:
-        if asked.is_set():
-            os._exit(128 + number)
-        asked.set()
-        stop.set()
-        # The kernel ends us when the time is up, even where nobody is left to do it, and even
-        # while a handler does not let Python run.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, shutdown_seconds)
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, request_stop)
+    def _make_report(self) -> None:
+        now = time.monotonic()
+        posts = self._posts.values()
+        self.report = GroupReport(
+            made_at=now,
+            workers=tuple(post.report(now) for post in posts),
+            quarantined=tuple(str(p.spec.quarantine_as) for p in posts if p.is_quarantined),
+            quarantines=self._quarantines,
+            database_answered_at=self._quarantine.answered_at,
+            is_stopping=self._is_stopping,
+        )

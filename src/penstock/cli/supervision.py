@@ -1,0 +1,125 @@
+"""What `run` and `dev` share: roles become processes, and a supervisor keeps them running."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import typer
+
+from penstock.cli.invocation import Invocation
+from penstock.cli.output import print_note
+from penstock.core.crash_budget import CrashLimits
+from penstock.core.leases import JANITOR, PUBLISHER
+from penstock.errors import PenstockError
+from penstock.ops.quarantine import QuarantineTable
+from penstock.ops.workers import read_database_clock, release_dead_worker
+from penstock.runtime.children import HEARTBEAT_FD, WORKER_ID, ProcessSpec
+from penstock.runtime.health_server import HealthServer
+from penstock.runtime.processes import ProcessGroup
+from penstock.runtime.quarantine import Quarantine
+
+CONSUMER_PREFIX = "consumer:"
+PUBLISHER_ROLES = (PUBLISHER, JANITOR)
+"""What runs in the publisher's process, beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervision:
+    """How the processes are run, as the command line says."""
+
+    environment: Mapping[str, str]
+    processes: int | None = None
+    """Into how many the consumers are packed; None: a process each."""
+    shutdown_seconds: float
+    heartbeat_timeout_seconds: float
+    with_spare: bool = False
+    """Whether a process that has imported the application waits to replace one that dies."""
+    health_host: str = "127.0.0.1"
+    health_port: int | None = None
+
+
+def supervise(invocation: Invocation, roles: Sequence[str], how: Supervision) -> NoReturn:
+    """Run these roles until SIGTERM or Ctrl-C, then leave: 0 if everything ended in time."""
+    settings = invocation.settings
+    group = ProcessGroup(
+        process_specs(invocation, roles, how),
+        shutdown_seconds=how.shutdown_seconds,
+        on_death=partial(release_dead_worker, settings),
+        heartbeat_timeout_seconds=how.heartbeat_timeout_seconds,
+        limits=CrashLimits(
+            crashes_max=settings.crashes_max, window_seconds=settings.crash_window_seconds
+        ),
+        quarantine=Quarantine(QuarantineTable(settings)),
+        spare=spare_spec(invocation, how) if how.with_spare else None,
+    )
+    with ExitStack() as stack:
+        if how.health_port is not None:
+            server = HealthServer(how.health_host, how.health_port, lambda: group.report)
+            stack.callback(server.close)
+            print_note(f"Health on http://{how.health_host}:{server.port}/healthz and /readyz.")
+        print_note(f"Running {', '.join(roles)}. Ctrl-C stops.")
+        raise typer.Exit(0 if group.run() else 1)
+
+
+def process_specs(
+    invocation: Invocation, roles: Sequence[str], how: Supervision
+) -> list[ProcessSpec]:
+    """The publisher in a process of its own; consumers in one each, or packed."""
+    arguments = _shared_arguments(invocation, how)
+
+    def spec(name: str, together: Sequence[str], **more: Any) -> ProcessSpec:
+        argv = [*arguments, "--worker-id", WORKER_ID]
+        argv += [part for role in together for part in ("--role", role)]
+        assignment = json.dumps({"roles": list(together), "worker_id": WORKER_ID})
+        return ProcessSpec(name, argv, how.environment, assignment=assignment, **more)
+
+    def consumer_spec(role: str) -> ProcessSpec:
+        full_name = invocation.pipeline.consumers[role.removeprefix(CONSUMER_PREFIX)].name
+        return spec(role, [role], quarantine_as=full_name)
+
+    consumers = [role for role in roles if role.startswith(CONSUMER_PREFIX)]
+    specs = [spec(PUBLISHER, PUBLISHER_ROLES)] if PUBLISHER in roles else []
+    for number, together in enumerate(_packed(consumers, how.processes), 1):
+        apart = tuple(consumer_spec(role) for role in together)
+        is_alone = len(apart) == 1
+        specs.append(apart[0] if is_alone else spec(f"consumers-{number}", together, apart=apart))
+    return specs
+
+
+def spare_spec(invocation: Invocation, how: Supervision) -> ProcessSpec:
+    """A process that becomes any of the others, once it is told which."""
+    return ProcessSpec("spare", [*_shared_arguments(invocation, how), "--spare"], how.environment)
+
+
+def _packed(consumers: Sequence[str], processes: int | None) -> list[list[str]]:
+    """Round-robin, so that consumers that were written together do not work together."""
+    count = len(consumers) if processes is None else min(processes, len(consumers))
+    return [list(consumers[number::count]) for number in range(count)]
+
+
+def _shared_arguments(invocation: Invocation, how: Supervision) -> list[str]:
+    argv = [sys.executable, "-m", "penstock"]
+    if invocation.app is not None:
+        argv += ["--app", invocation.app]
+    argv += ["work", "--parent", str(os.getpid())]
+    argv += ["--heartbeat-fd", HEARTBEAT_FD]
+    argv += ["--heartbeat-timeout", f"{how.heartbeat_timeout_seconds:g}"]
+    argv += ["--graceful-shutdown-timeout", f"{how.shutdown_seconds:g}"]
+    deployed_at = _deployed_at(invocation)
+    return argv if deployed_at is None else [*argv, "--deployed-at", deployed_at]
+
+
+def _deployed_at(invocation: Invocation) -> str | None:
+    """Now, by the clock that orders deployments; None where the database does not answer."""
+    try:
+        with invocation.connect("run") as connection:
+            return read_database_clock(connection, invocation.settings.schema).isoformat()
+    except PenstockError:
+        return None

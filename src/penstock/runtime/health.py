@@ -1,0 +1,102 @@
+"""What a supervisor says about its workers: alive, ready, and in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+COUNTER_QUARANTINED = "supervisor.worker.quarantined"
+"""How often this supervisor has set a worker aside."""
+GAUGE_QUARANTINED = "supervisor.workers.quarantined"
+"""How many of its workers are set aside now."""
+
+TURNING_SECONDS = 10.0
+ANSWERED_SECONDS = 15.0
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting to be started again"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker at one moment."""
+
+    name: str
+    pid: int | None
+    state: WorkerState
+    restarts: int
+    heartbeat_age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """All workers of a supervisor at one moment."""
+
+    made_at: float
+    """In monotonic time; a report that grows old means that the supervisor stands still."""
+    workers: tuple[WorkerReport, ...]
+    quarantined: tuple[str, ...]
+    quarantines: int
+    database_answered_at: float | None
+    """In monotonic time; None where it never has."""
+    is_stopping: bool = False
+
+    def is_alive(self, now: float) -> bool:
+        """Whether the supervisor's loop turns."""
+        return now - self.made_at < TURNING_SECONDS
+
+    def obstacles(self, now: float) -> list[str]:
+        """Why this supervisor is not ready; empty when it is."""
+        found = [
+            f"{worker.name} is {worker.state}"
+            for worker in self.workers
+            if worker.state is not WorkerState.RUNNING
+        ]
+        if not self.is_alive(now):
+            found.append("the supervisor stands still")
+        if self.is_stopping:
+            found.append("the supervisor is stopping")
+        answered_at = self.database_answered_at
+        if answered_at is None or now - answered_at > ANSWERED_SECONDS:
+            found.append("the database does not answer")
+        return found
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "alive": self.is_alive(now),
+            "workers": [asdict(worker) for worker in self.workers],
+            "quarantined": list(self.quarantined),
+            COUNTER_QUARANTINED: self.quarantines,
+            GAUGE_QUARANTINED: len(self.quarantined),
+        }
+
+    def as_metrics(self) -> str:
+        """For Prometheus, which has no dots in names."""
+        return "\n".join(self._metric_lines()) + "\n"
+
+    def _metric_lines(self) -> Iterator[str]:
+        running = sum(worker.state is WorkerState.RUNNING for worker in self.workers)
+        for name, kind, value in (
+            (COUNTER_QUARANTINED, "counter", self.quarantines),
+            (GAUGE_QUARANTINED, "gauge", len(self.quarantined)),
+            ("supervisor.workers.running", "gauge", running),
+            ("supervisor.workers.wanted", "gauge", len(self.workers)),
+        ):
+            yield f"# TYPE {_plain(name)} {kind}"
+            yield f"{_plain(name)} {value}"
+        yield "# TYPE supervisor_worker_restarts counter"
+        for worker in self.workers:
+            yield f'supervisor_worker_restarts{{worker="{worker.name}"}} {worker.restarts}'
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")

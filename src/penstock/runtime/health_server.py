@@ -1,0 +1,85 @@
+"""`/healthz`, `/readyz` and `/metrics` over HTTP, for probes; a thread that asks nobody."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.runtime.health import GroupReport
+
+REQUEST_SECONDS = 5.0
+JSON = "application/json"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HealthServer:
+    """Answers from the supervisor's last report until it is closed."""
+
+    def __init__(self, host: str, port: int, read: Callable[[], GroupReport | None]) -> None:
+        class Handler(_Handler):
+            read_report = staticmethod(read)
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise UsageError(
+                f"--health-port {port} on {host} cannot be listened on: {error.strerror}. "
+                "Nothing was started; choose another port, or end what uses this one."
+            ) from None
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        threading.Thread(
+            target=self._server.serve_forever, name="penstock-health", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = REQUEST_SECONDS
+    server_version = "penstock"
+    sys_version = ""
+    read_report: Callable[[], GroupReport | None]
+
+    def do_GET(self) -> None:
+        report, now = self.read_report(), time.monotonic()
+        if report is None:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"reasons": ["still starting"]})
+            return
+        match self.path.partition("?")[0]:
+            case "/healthz":
+                status = _status(report.is_alive(now))
+                self._answer(status, report.as_json(now))
+            case "/readyz":
+                reasons = report.obstacles(now)
+                self._answer(_status(not reasons), {"ready": not reasons, "reasons": reasons})
+            case "/metrics":
+                self._write(HTTPStatus.OK, TEXT, report.as_metrics().encode())
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, {"paths": ["/healthz", "/readyz", "/metrics"]})
+
+    def _answer(self, status: HTTPStatus, body: dict[str, Any]) -> None:
+        self._write(status, JSON, json.dumps(body).encode())
+
+    def _write(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Probes come every few seconds; a line each would bury the rest."""
+
+
+def _status(is_fine: bool) -> HTTPStatus:
+    return HTTPStatus.OK if is_fine else HTTPStatus.SERVICE_UNAVAILABLE
