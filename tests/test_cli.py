@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import psycopg
@@ -24,10 +22,10 @@ from penstock.core.leases import PUBLISHER
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
-from tests.waiting import wait_until
+from tests.databases import new_database
+from tests.waiting import SOON_SECONDS, wait_until
 
 CANARY = "canary-7f3a"
-WAIT_SECONDS = 30.0
 
 SHOP = """
 from penstock import Event, Pipeline
@@ -118,16 +116,8 @@ def penstock(
 @pytest.fixture
 def empty_database_url(servers: Servers) -> Iterator[str]:
     """A database that nobody has migrated."""
-    name = f"penstock_empty_{secrets.token_hex(8)}"
-    with psycopg.connect(servers.database_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
-        yield urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
-    finally:
-        with psycopg.connect(servers.database_url, autocommit=True) as connection:
-            connection.execute(
-                sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-            )
+    with new_database(servers.database_url) as url:
+        yield url
 
 
 @pytest.fixture
@@ -157,7 +147,7 @@ def test_two_migrations_at_once_do_the_work_once(
     penstock: Penstock, empty_database_url: str
 ) -> None:
     both = [penstock.start("migrate", DATABASE_URL=empty_database_url) for _ in range(2)]
-    outputs = [process.communicate(timeout=WAIT_SECONDS) for process in both]
+    outputs = [process.communicate(timeout=SOON_SECONDS) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted("up to date" in stdout for stdout, _ in outputs) == [False, True]
 
@@ -269,7 +259,7 @@ def test_a_wrong_application_is_explained(shop: Penstock, app: str, expected: st
 def test_an_error_inside_the_application_keeps_its_traceback(penstock: Penstock) -> None:
     (penstock.folder / "failing.py").write_text("1 / 0\n")
     process = penstock.start("--app", "failing:pipeline", "config")
-    _, stderr = process.communicate(timeout=WAIT_SECONDS)
+    _, stderr = process.communicate(timeout=SOON_SECONDS)
     assert process.returncode == 1
     assert "ZeroDivisionError" in stderr
     assert "failing.py" in stderr
@@ -329,11 +319,10 @@ def test_continuous_sends_until_ctrl_c_and_tells_how_many(
     process = penstock.start("send", "--continuous", "--rate", "1000")
     wait_until(
         lambda: count(database_url, "events.outbox_event") > 20,
-        seconds=WAIT_SECONDS,
         what="events are in the outbox",
     )
     process.send_signal(signal.SIGINT)
-    stdout, _ = process.communicate(timeout=WAIT_SECONDS)
+    stdout, _ = process.communicate(timeout=SOON_SECONDS)
     assert process.returncode == 0
     assert "events sent to demo" in stdout
 
@@ -385,12 +374,12 @@ def test_run_handles_events_outlives_a_killed_worker_and_stops_at_sigterm(
     shop: Penstock, database_url: str
 ) -> None:
     create_invoices(database_url)
-    process = shop.start("--app", "shop:pipeline", "run", "--publisher", "--consumers", "bill_*")
+    chosen = ("--publisher", "--consumers", "bill_*", "--no-spare")
+    process = shop.start("--app", "shop:pipeline", "run", *chosen)
     try:
         send_order(shop, 1)
         wait_until(
             lambda: count(database_url, "invoice") == 1,
-            seconds=WAIT_SECONDS,
             what="the first order is billed",
         )
         workers = children_of(process.pid)
@@ -400,12 +389,11 @@ def test_run_handles_events_outlives_a_killed_worker_and_stops_at_sigterm(
         send_order(shop, 2)
         wait_until(
             lambda: count(database_url, "invoice") == 2,
-            seconds=WAIT_SECONDS,
             what="the second order is billed",
         )
         workers = children_of(process.pid)
         process.terminate()
-        _, stderr = process.communicate(timeout=WAIT_SECONDS)
+        _, stderr = process.communicate(timeout=SOON_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, stderr
@@ -434,7 +422,6 @@ def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock)
     try:
         wait_until(
             lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
-            seconds=WAIT_SECONDS,
             what="servers and workers run",
         )
         origins = json.loads(nowhere("config", "--json").stdout)
@@ -443,11 +430,10 @@ def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock)
         send_order(nowhere, 1)
         wait_until(
             lambda: count(origins["database_url"]["value"], "invoice") == 1,
-            seconds=WAIT_SECONDS,
             what="the order is billed",
         )
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=WAIT_SECONDS)
+        _, stderr = process.communicate(timeout=SOON_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, stderr

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demonstration, running, schema, sending, settings, status
+from penstock.cli import (
+    consumers,
+    demonstration,
+    quarantine,
+    running,
+    schema,
+    sending,
+    settings,
+    status,
+)
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_error
 from penstock.errors import PenstockError, UsageError
@@ -62,6 +71,8 @@ application.command("work", hidden=True)(running.work)
 application.command("migrate")(schema.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
+application.add_typer(consumers.application, name="consumers")
+application.add_typer(quarantine.application, name="quarantine")
 application.command("config")(settings.config)
 
 

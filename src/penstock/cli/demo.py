@@ -29,7 +29,8 @@ from penstock.cli.demo_senders import Senders
 from penstock.cli.output import PIPE_WIDTH, print_json
 from penstock.core.leases import PUBLISHER
 from penstock.ops.workers import release_dead_worker
-from penstock.runtime.processes import WORKER_ID, ProcessGroup, ProcessSpec
+from penstock.runtime.children import WORKER_ID, ProcessSpec
+from penstock.runtime.processes import ProcessGroup
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, Servers
 from penstock.telemetry.bus import subscribe, unsubscribe

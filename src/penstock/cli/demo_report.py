@@ -214,5 +214,5 @@ def _read_consumer(connection: Connection, name: str) -> ConsumerHistory:
         name=name,
         effects=tuple(Effect(str(uuid), customer, number) for uuid, customer, number in effects),
         settled=tuple(SettledRow(str(uuid), at, outcome) for uuid, at, outcome in settled),
-        checkpoint=read_counts(connection).handled[name],
+        checkpoints=(read_counts(connection).handled[name],),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.box import SIMPLE
@@ -32,7 +33,20 @@ def print_note(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """The answer for programs: one JSON document."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def duration(milliseconds: int | None) -> str | None:
+    """A time span for people."""
+    if milliseconds is None:
+        return None
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    return f"{milliseconds / 1000:,.1f} s"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 import psycopg
@@ -27,6 +29,15 @@ class StreamStatus:
     oldest_unnumbered_ms: int
 
 
+class ConsumerState(StrEnum):
+    """What a consumer does, in one word."""
+
+    PAUSED = "paused"
+    QUARANTINED = "quarantined"
+    RUNNING = "running"
+    WAITING = "waiting for a worker"
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
     """One consumer: where it stands and how far behind that is, in events and in time."""
@@ -38,6 +49,28 @@ class ConsumerStatus:
     lag_events: int
     lag_ms: int | None
     """The age of the next unhandled event; 0 when caught up, None when the outbox lost it."""
+    lanes: int = 1
+    lanes_held: int = 0
+    workers: int = 0
+    """Processes alive that serve it, on all hosts."""
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    pause_reason: str | None = None
+    quarantined_at: datetime | None = None
+    quarantine_reason: str | None = None
+
+    @property
+    def state(self) -> ConsumerState:
+        """What an operator decided comes first, then what a supervisor did, then the lanes."""
+        if self.paused_at is not None:
+            return ConsumerState.PAUSED
+        if self.quarantined_at is not None:
+            return ConsumerState.QUARANTINED
+        return ConsumerState.RUNNING if self.lanes_held else ConsumerState.WAITING
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {**asdict(self), "state": self.state.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +101,7 @@ class Status:
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
-        return asdict(self)
+        return {**asdict(self), "consumers": [consumer.as_json() for consumer in self.consumers]}
 
 
 def read_status(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> Status:
@@ -105,10 +138,12 @@ def _stream(row: tuple[Any, ...]) -> StreamStatus:
 
 
 def _consumer(row: tuple[Any, ...], streams: dict[str, StreamStatus]) -> ConsumerStatus:
-    name, stream_name, start_position, checkpoint, next_age_ms = row
+    name, stream_name, start_position, checkpoint, next_age_ms, *people = row
     stream = streams.get(stream_name)
     lag_events = max(0, stream.head - checkpoint) if stream else 0
     # Where every position is handled, an event that has none yet is late all the same.
     waiting_ms = stream.oldest_unnumbered_ms if stream else 0
     lag_ms = next_age_ms if lag_events else waiting_ms
-    return ConsumerStatus(name, stream_name, start_position, checkpoint, lag_events, lag_ms)
+    return ConsumerStatus(
+        name, stream_name, start_position, checkpoint, lag_events, lag_ms, *people
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
 import socket
@@ -30,3 +31,13 @@ def owner_id(role: str, stream_name: str, token: str) -> str:
     """The name of a lease's holder: opaque, compared only for equality."""
     host = socket.gethostname().split(".", 1)[0]
     return f"{role}-{stream_name}-{host}-{os.getpid()}-{token}"
+
+
+def operator_id() -> str:
+    """Who types a command, for audits: `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container the user may have a number and no name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname().split('.', 1)[0]}"

@@ -44,14 +44,23 @@ SELECT known.name, s.origin::text, coalesce(s.head, 0), coalesce(s.published, 0)
 -- The slowest lane of the current epoch speaks for the consumer; before its first lease it stands
 -- just before its start. The next event is one step in the index of positions, over any hole.
 SELECT c.name, c.stream_name, c.start_position, place.checkpoint,
-       floor(extract(epoch FROM clock_timestamp() - next.created_at) * 1000)::bigint
+       floor(extract(epoch FROM clock_timestamp() - next.created_at) * 1000)::bigint,
+       c.lanes, place.lanes_held, workers.alive,
+       c.paused_at, c.paused_by, c.pause_reason, q.quarantined_at, q.reason
   FROM events.consumer c
  CROSS JOIN LATERAL (
-       SELECT coalesce(min(l.checkpoint), c.start_position - 1) AS checkpoint
+       SELECT coalesce(min(l.checkpoint), c.start_position - 1) AS checkpoint,
+              count(*) FILTER (WHERE l.owner_id IS NOT NULL AND l.lease_until > clock_timestamp())
+              AS lanes_held
          FROM events.stream_lease l
         WHERE l.stream_name = c.stream_name AND l.epoch = c.epoch
           AND split_part(l.role, '/', 1) = 'consumer:' || c.name
        ) AS place
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS alive FROM events.worker w
+        WHERE w.consumer = c.name AND w.alive_until > clock_timestamp()
+       ) AS workers
+  LEFT JOIN events.quarantine q ON q.name = c.name
   LEFT JOIN LATERAL (
        SELECT o.created_at FROM events.outbox_event o
         WHERE o.stream_name = c.stream_name AND o.position > place.checkpoint

@@ -1,0 +1,83 @@
+"""Whether somebody should get up: what is wrong with a status, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.core.leases import PUBLISHER
+from penstock.ops.status import ConsumerStatus, Status, StreamStatus
+
+UNPUBLISHED_SECONDS_MAX = 60.0
+LAG_SECONDS_MAX = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and with whom."""
+
+    kind: str
+    name: str
+    message: str
+
+
+def find_problems(status: Status, lag_seconds_max: float = LAG_SECONDS_MAX) -> tuple[Problem, ...]:
+    """Everything that needs a person. A pause is somebody's decision, and no problem."""
+    published = {
+        lease.stream_name for lease in status.leases if lease.role == PUBLISHER and lease.is_held
+    }
+    problems: list[Problem] = []
+    for stream in status.streams:
+        has_publisher = stream.name in published
+        problems += _of_stream(stream, lag_seconds_max, has_publisher=has_publisher)
+    for consumer in status.consumers:
+        problems += _of_consumer(consumer, lag_seconds_max)
+    return tuple(problems)
+
+
+def _of_stream(
+    stream: StreamStatus, lag_seconds_max: float, *, has_publisher: bool
+) -> Iterator[Problem]:
+    waiting_seconds = stream.oldest_unnumbered_ms / 1000
+    if not has_publisher and waiting_seconds > UNPUBLISHED_SECONDS_MAX:
+        yield Problem(
+            "no_publisher",
+            stream.name,
+            f"stream {stream.name}: events have waited for {waiting_seconds:,.0f} s, and no "
+            "publisher holds its lease. Nothing is lost; start `penstock run --publisher`.",
+        )
+    elif waiting_seconds > lag_seconds_max:
+        yield Problem(
+            "publisher_late",
+            stream.name,
+            f"stream {stream.name}: events have waited for {waiting_seconds:,.0f} s although a "
+            "publisher holds its lease. Nothing is lost; look at that publisher's log.",
+        )
+
+
+def _of_consumer(consumer: ConsumerStatus, lag_seconds_max: float) -> Iterator[Problem]:
+    name = consumer.name
+    if consumer.quarantined_at is not None:
+        yield Problem(
+            "quarantined",
+            name,
+            f"consumer {name}: quarantined since {consumer.quarantined_at:%Y-%m-%d %H:%M %Z} "
+            f"({consumer.quarantine_reason}). Mend it, then `penstock quarantine release {name}`.",
+        )
+    if consumer.paused_at is not None or not consumer.lag_events:
+        return
+    lag_seconds = (consumer.lag_ms or 0) / 1000
+    if not consumer.lanes_held:
+        yield Problem(
+            "no_worker",
+            name,
+            f"consumer {name}: {consumer.lag_events:,} events wait, and no worker holds a lane of "
+            "it. Nothing is lost; start `penstock run`.",
+        )
+    elif lag_seconds > lag_seconds_max:
+        yield Problem(
+            "lag",
+            name,
+            f"consumer {name}: the next of {consumer.lag_events:,} events has waited for "
+            f"{lag_seconds:,.0f} s, more than {lag_seconds_max:,.0f} s.",
+        )
