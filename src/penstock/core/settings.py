@@ -8,6 +8,9 @@ from typing import Literal
 from penstock.core.require import require
 
 MEBIBYTE = 1024 * 1024
+# Within lease_seconds after a host's death others have noticed, taken over, and handle again.
+LEASE_GRANTED_PART = 0.85
+DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +30,24 @@ class Settings:
     metadata_bytes_max: int = 64 * 1024
     hot_log_length_max: int = 1_000_000
     shutdown_seconds: float = 30.0
+    heartbeat_timeout_seconds: float = 30.0
+    crashes_max: int = 5
+    crash_window_seconds: float = 60.0
+    cleanup_every_seconds: float = 300.0
+    cleanup_batch_size: int = 1000
+    settled_retention_days: float = 7.0
+    outbox_retention_days: float = 7.0
+
+    @property
+    def lease_granted_seconds(self) -> float:
+        """How long a lease runs: a little less than it takes until others handle again."""
+        return self.lease_seconds * LEASE_GRANTED_PART
 
     def __post_init__(self) -> None:
         require(
-            self.lease_renew_seconds * 2 <= self.lease_seconds,
-            "lease_renew_seconds must fit twice into lease_seconds, "
-            "so that one missed renewal is harmless",
+            self.lease_renew_seconds * 2 <= self.lease_granted_seconds,
+            "lease_renew_seconds must fit twice into the granted part of lease_seconds "
+            f"({LEASE_GRANTED_PART:.0%} of it), so that one missed renewal is harmless",
         )
         require(self.lease_renew_seconds > 0, "lease_renew_seconds must be positive")
         require(self.poll_seconds > 0, "poll_seconds must be positive")
@@ -49,3 +64,20 @@ class Settings:
             "hot_log_length_max must hold at least one batch (publish_batch_size)",
         )
         require(self.shutdown_seconds > 0, "shutdown_seconds must be positive")
+        require(self.heartbeat_timeout_seconds > 0, "heartbeat_timeout_seconds must be positive")
+        require(self.crashes_max >= 1, "crashes_max must be at least 1")
+        require(self.crash_window_seconds > 0, "crash_window_seconds must be positive")
+        self._require_cleanup()
+
+    def _require_cleanup(self) -> None:
+        require(self.cleanup_every_seconds > 0, "cleanup_every_seconds must be positive")
+        require(
+            1 <= self.cleanup_batch_size <= 10_000, "cleanup_batch_size must be between 1 and 10000"
+        )
+        for name in ("settled_retention_days", "outbox_retention_days"):
+            retention_seconds = getattr(self, name) * DAY_SECONDS
+            require(
+                retention_seconds >= self.cleanup_every_seconds,
+                f"{name} must be at least as long as cleanup_every_seconds, "
+                "so that nothing is kept for much longer than it says",
+            )

@@ -1,0 +1,129 @@
+"""Removes rows that nobody needs any more: short transactions that wait for nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from penstock.core.settings import DAY_SECONDS
+from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+
+Connection = psycopg.Connection[Any]
+LOCK_TIMEOUT = "200ms"
+"""How long a batch waits for a row that somebody has locked."""
+BEGINNING = "-infinity"
+"""Before every row, as PostgreSQL writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledPruned:
+    """What one batch of settled rows came to."""
+
+    deleted: int
+    looked_at: int
+    last: datetime | None
+    """The age of the last row looked at; the next batch starts behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxPruned:
+    """What one batch of a stream's outbox came to."""
+
+    deleted: int
+    last: int | None
+    """The last position deleted; the next batch starts behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A reader that keeps a stream's outbox from being pruned."""
+
+    stream_name: str
+    by: str
+    position: int
+    oldest_seconds: float
+
+
+class Cleanup:
+    """The tables `processed_event` and `outbox_event` as the janitor sees them.
+
+    Callers bring connections in autocommit. Every batch is a transaction of its own.
+    """
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self._sql = Queries("cleanup.sql", schema)
+
+    def prune_settled(
+        self,
+        connection: Connection,
+        *,
+        since: datetime | None,
+        retention_days: float,
+        batch_size: int,
+    ) -> SettledPruned:
+        """Look at the next settled rows behind `since` and delete those that may go."""
+        with connection.transaction():
+            self._prepare(connection)
+            row = connection.execute(
+                self._sql["prune_settled"],
+                {
+                    "since": since or BEGINNING,
+                    "retention_seconds": retention_days * DAY_SECONDS,
+                    "batch_size": batch_size,
+                },
+            ).fetchone()
+        assert row is not None
+        return SettledPruned(*row)
+
+    def streams(self, connection: Connection) -> list[str]:
+        """The streams that may have something to prune."""
+        return [name for (name,) in connection.execute(self._sql["streams"]).fetchall()]
+
+    def prune_outbox(
+        self,
+        connection: Connection,
+        stream_name: str,
+        *,
+        after: int,
+        retention_days: float,
+        batch_size: int,
+    ) -> OutboxPruned:
+        """Delete the first rows of a stream behind `after` that every reader has passed."""
+        with connection.transaction():
+            self._prepare(connection)
+            held = connection.execute(
+                self._sql["try_hold_readers"], {"stream_name": stream_name}
+            ).fetchone()
+            if held is None or not held[0]:
+                # Somebody is just registering; the rows are still there in the next round.
+                return OutboxPruned(0, None)
+            row = connection.execute(
+                self._sql["prune_outbox"],
+                {
+                    "stream_name": stream_name,
+                    "after": after,
+                    "retention_seconds": retention_days * DAY_SECONDS,
+                    "batch_size": batch_size,
+                },
+            ).fetchone()
+        assert row is not None
+        return OutboxPruned(*row)
+
+    def held(self, connection: Connection, *, retention_days: float) -> list[Hold]:
+        """The streams that a reader has held back for a whole retention beyond the first."""
+        with connection.transaction():
+            self._prepare(connection)
+            rows = connection.execute(
+                self._sql["held"], {"retention_seconds": retention_days * DAY_SECONDS}
+            ).fetchall()
+        return [
+            Hold(stream_name, name if kind == name else f"{kind} {name}", position, oldest_seconds)
+            for stream_name, kind, name, position, oldest_seconds in rows
+        ]
+
+    def _prepare(self, connection: Connection) -> None:
+        """Make this transaction one that nobody has to wait for."""
+        connection.execute(self._sql["prepare"], {"lock_timeout": LOCK_TIMEOUT})
