@@ -14,6 +14,7 @@ from typing import Protocol
 from benchmarks.bed import Bed, made_bed
 from benchmarks.consumers import opened_consumers
 from benchmarks.latency import opened_latencies
+from benchmarks.processes import opened_processes
 from benchmarks.publishers import opened_publishers
 from benchmarks.report import Claim, Result, Round, table
 from benchmarks.scale import FULL, QUICK, Scale
@@ -39,6 +40,7 @@ GROUPS: Sequence[tuple[str, Open]] = (
     ("publish", opened_publishers),
     ("send", opened_senders),
     ("latency", opened_latencies),
+    ("processes", opened_processes),
 )
 
 

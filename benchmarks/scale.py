@@ -19,6 +19,7 @@ class Scale:
     latencies: int
     latencies_warm_up: int
     latency_handlers: tuple[str, ...]
+    split: int
 
 
 FULL = Scale(
@@ -32,6 +33,7 @@ FULL = Scale(
     latencies=30,
     latencies_warm_up=20,
     latency_handlers=("psycopg", "orm"),
+    split=12_000,
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
@@ -45,4 +47,5 @@ QUICK = Scale(
     latencies=3,
     latencies_warm_up=1,
     latency_handlers=("psycopg",),
+    split=1_000,
 )

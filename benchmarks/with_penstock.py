@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -18,6 +18,7 @@ from benchmarks.children import serve, wait_for_parent
 from benchmarks.workload import METADATA, STREAM, User, user_fields
 from penstock import Event, Pipeline
 from penstock.app.workers import Workers
+from penstock.pipeline.consumer import Consumer
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Stage
 
@@ -66,12 +67,19 @@ HANDLERS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def open_pipeline(database_url: str, redis_url: str, **settings: Any) -> Pipeline:
+def open_pipeline(
+    database_url: str,
+    redis_url: str,
+    *,
+    lanes: int = 1,
+    batch_size: int = BATCH_SIZE,
+    **settings: Any,
+) -> Pipeline:
     """A pipeline with every handler as a consumer of its own."""
     settings.setdefault("publish_batch_size", BATCH_SIZE)
     pipeline = Pipeline("bench", database_url=database_url, redis_url=redis_url, **settings)
     for name, handler in HANDLERS.items():
-        pipeline.consumer(STREAM, name=name, batch_size=BATCH_SIZE)(handler)
+        pipeline.consumer(STREAM, name=name, lanes=lanes, batch_size=batch_size)(handler)
     return pipeline
 
 
@@ -85,17 +93,18 @@ def send_numbers(pipeline: Pipeline, connection: psycopg.Connection[Any], count:
 
 @contextmanager
 def opened_stage(pipeline: Pipeline, role: str) -> Iterator[Stage]:
-    """A stage exactly as a worker opens it, to be stepped here."""
+    """A stage exactly as a worker opens it, to be stepped here; of a consumer its only lane."""
     workers = Workers(
         pipeline.settings, pipeline.consumers, session_factory=None, around=nullcontext
     )
     keeper = LeaseKeeper(pipeline.settings)
-    stage = workers._opener(role)(keeper, threading.Event())  # noqa: SLF001 - the worker's wiring
-    try:
+    with closing(keeper), ExitStack() as stack:
+        stage = workers.open_stage(role, keeper)
+        stack.callback(stage.close)
+        if isinstance(stage, Consumer):
+            stage = stage.lane_opener(0)(threading.Event(), nullcontext())
+            stack.callback(stage.close)
         yield stage
-    finally:
-        stage.close()
-        keeper.close()
 
 
 def drive(stage: Stage, count: int) -> float:
@@ -133,8 +142,15 @@ class Senders:
         return {"sent": sent, "seconds": elapsed}
 
 
-def run_worker(role: str, database_url: str, redis_url: str, prefix: str) -> None:
-    """A worker process with one role, until the parent ends."""
+def run_worker(
+    role: str,
+    database_url: str,
+    redis_url: str,
+    prefix: str,
+    shape: str = f"1x{BATCH_SIZE}",
+) -> None:
+    """A worker process with one role, of so many lanes x batch size, until the parent ends."""
+    lanes, batch_size = map(int, shape.split("x"))
     stop = threading.Event()
 
     def stop_with_parent() -> None:
@@ -142,11 +158,18 @@ def run_worker(role: str, database_url: str, redis_url: str, prefix: str) -> Non
         stop.set()
 
     threading.Thread(target=stop_with_parent, daemon=True).start()
-    open_pipeline(database_url, redis_url, redis_prefix=prefix).run_worker([role], stop)
+    pipeline = open_pipeline(
+        database_url,
+        redis_url,
+        lanes=lanes,
+        batch_size=batch_size,
+        redis_prefix=prefix,
+    )
+    pipeline.run_worker([role], stop)
 
 
 def main(what: str, *arguments: str) -> None:
-    """One of: `sender REDIS DATABASE…`, `worker ROLE DATABASE REDIS PREFIX`."""
+    """One of: `sender REDIS DATABASE…`, `worker ROLE DATABASE REDIS PREFIX [SHAPE]`."""
     if what == "sender":
         serve(Senders(*arguments).answer)
     else:

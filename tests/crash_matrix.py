@@ -29,13 +29,14 @@ import redis
 from penstock.stores.servers import Servers, running_servers
 from penstock.telemetry.signals import Signal
 from tests import provocations as p
-from tests.line import CONSUMERS, PUBLISHER, Line, copied_database, running_line, workload_template
+from tests.databases import new_database
+from tests.line import CONSUMERS, PUBLISHER, Line, running_line, workload_template
 from tests.waiting import wait_until
 
 SENDER = "sender"
 WORKERS = (PUBLISHER, *CONSUMERS)
 PARALLEL = 2
-REACH_SECONDS = 12.0
+REACH_SECONDS = 30.0
 TRIES_MAX = 2
 
 
@@ -64,6 +65,9 @@ EMITTERS: dict[str, tuple[Emitter, ...]] = {
     "StreamRefused": (Emitter((PUBLISHER,), p.LogForeign),),
     "PublisherSlept": (Emitter((PUBLISHER,), nth_max=2),),
     "ConsumerRegistered": (Emitter(CONSUMERS),),
+    "LanesShared": (Emitter(CONSUMERS),),
+    "ConsumerPaused": (Emitter(CONSUMERS, p.PausedForAWhile),),
+    "ConsumerResumed": (Emitter(CONSUMERS, p.PausedForAWhile),),
     "BatchRead": (Emitter(CONSUMERS, nth_max=4),),
     "GapFound": (Emitter(CONSUMERS, p.LogTrimmed),),
     "WarmTierRead": (Emitter(CONSUMERS, p.LogTrimmed),),
@@ -81,8 +85,17 @@ EMITTERS: dict[str, tuple[Emitter, ...]] = {
     "ServerFound": (Emitter(WORKERS, p.RedisReturns),),
 }
 NOT_REACHABLE: dict[str, str] = {
+    "RowsPruned": "needs rows older than the retention; a batch lost in a crash is pruned again",
+    "PruningHeld": "needs rows older than twice the retention; nothing is written after it",
+    "PruningFailed": "needs a lock or a missing privilege; its batch was rolled back",
+    "ConsumerStartedLate": "needs a pruned outbox; nothing is written before it",
+    "EventBuried": "needs three crashes before it; see tests/test_suspects.py",
     "WakeupSilent": "needs a transaction pooler between publisher and server",
     "WorkerDied": "is emitted by the supervisor, which holds no lease and writes nothing",
+    "WorkerSilent": "is emitted by the supervisor, like WorkerDied",
+    "WorkerQuarantined": "is emitted by the supervisor, like WorkerDied",
+    "QuarantineReleased": "is emitted by the supervisor, like WorkerDied",
+    "HandlerStuck": "is emitted by a process that ends itself right after it",
 }
 CORE = (
     "BatchNumbered",
@@ -162,7 +175,7 @@ def run_case(case: Case, servers: Servers, template: str, redis_database: int) -
         client.flushdb()
     with (
         tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
-        copied_database(servers.database_url, template) as database_url,
+        new_database(servers.database_url, template) as database_url,
         running_line(database_url, redis_url, Path(folder)) as line,
     ):
         try:

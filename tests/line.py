@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import redis
-from psycopg import sql
 
 from penstock.core.books import (
     Books,
@@ -33,13 +30,13 @@ from penstock.stores.configuration import PREFIX
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.migrations import migrate
 from penstock.telemetry.failpoints import ENVIRONMENT_NAME
-from tests.waiting import wait_until
+from tests.databases import name_of, new_database
+from tests.waiting import SOON_SECONDS, wait_until
 from tests.workload import STREAM, TABLES, Journal, Posted, Sender, build_pipeline
 
 ROOT = Path(__file__).parent.parent
 CONSUMERS = ("session", "cursor", "coroutine")
 PUBLISHER = "publisher"
-SOON_SECONDS = 30.0
 LOG_TAIL_BYTES = 3000
 
 SETTINGS: Mapping[str, Any] = {
@@ -92,19 +89,29 @@ class Worker:
 
     def wait_until_dead(self, seconds: float = SOON_SECONDS) -> None:
         wait_until(
-            lambda: not self.is_alive, seconds=seconds, what=f"the worker ends:\n{self.tail()}"
+            lambda: not self.is_alive,
+            seconds=seconds,
+            what=lambda: f"the worker ends:\n{self.tail()}",
         )
 
     def wait_until_stopped(self, seconds: float = SOON_SECONDS) -> None:
         wait_until(
-            lambda: self.is_stopped, seconds=seconds, what=f"the worker stops:\n{self.tail()}"
+            lambda: self.is_stopped or not self.is_alive,
+            seconds=seconds,
+            what=lambda: f"the worker stops:\n{self.tail()}",
         )
+        assert self.is_alive, f"the worker ended instead of stopping:\n{self.tail()}"
 
     def end(self) -> None:
         """Leave nothing behind, whatever state it is in."""
         if self.is_alive:
             self.process.kill()
         self.process.wait()
+
+    def has_said(self, *words: str) -> bool:
+        """Whether one of the words is anywhere in its log."""
+        log = self.log.read_text(errors="replace")
+        return any(word in log for word in words)
 
     def tail(self) -> str:
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
@@ -335,7 +342,7 @@ class Line:
                 return False
             return bool(unnumbered == 0 and done == len(consumers))
 
-        wait_until(is_done, seconds=seconds, what=f"everything is handled:\n{self.tails()}")
+        wait_until(is_done, seconds=seconds, what=lambda: f"everything is handled:\n{self.tails()}")
 
     def tails(self) -> str:
         """The last words of every worker process."""
@@ -382,7 +389,6 @@ class Line:
         """The hot log holds, byte by byte, what the outbox holds."""
         wait_until(
             lambda: not self.hot_log_faults(),
-            seconds=SOON_SECONDS,
             what="the hot log equals the outbox",
         )
 
@@ -399,15 +405,22 @@ def _consumer_history(connection: psycopg.Connection[Any], name: str) -> Consume
         " WHERE consumer = %s",
         (full_name,),
     ).fetchall()
-    lease = connection.execute(
-        "SELECT checkpoint FROM events.stream_lease WHERE stream_name = %s AND role = %s",
-        (STREAM, consumer_role(full_name)),
-    ).fetchone()
+    # Without a row the consumer is not registered yet, and has one lane at the beginning.
+    lanes, epoch, settled_to = connection.execute(
+        "SELECT lanes, epoch, settled_to FROM events.consumer WHERE name = %s", (full_name,)
+    ).fetchone() or (1, 1, 0)
+    reached = dict(
+        connection.execute(
+            "SELECT role, checkpoint FROM events.stream_lease WHERE stream_name = %s", (STREAM,)
+        ).fetchall()
+    )
+    roles = [consumer_role(full_name, epoch, lane, lanes) for lane in range(lanes)]
     return ConsumerHistory(
         name=name,
         effects=tuple(Effect(*row) for row in effects),
         settled=tuple(SettledRow(*row) for row in settled),
-        checkpoint=lease[0] if lease else 0,
+        checkpoints=tuple(reached.get(role, 0) for role in roles),
+        settled_to=settled_to,
     )
 
 
@@ -425,28 +438,12 @@ def lease_role(role: str) -> str:
 
 
 @contextmanager
-def workload_template(admin_url: str) -> Iterator[str]:
+def workload_template(server_url: str) -> Iterator[str]:
     """The name of a migrated database with the workload's tables, to be copied."""
-    name = f"line_template_{secrets.token_hex(4)}"
-    _administer(admin_url, "CREATE DATABASE {}", name)
-    try:
-        url = _database_of(admin_url, name)
+    with new_database(server_url) as url:
         migrate(url)
         create_tables(url)
-        yield name
-    finally:
-        _administer(admin_url, "DROP DATABASE {} WITH (FORCE)", name)
-
-
-@contextmanager
-def copied_database(admin_url: str, template: str) -> Iterator[str]:
-    """The URL of a fresh copy, dropped afterwards."""
-    name = f"line_{secrets.token_hex(6)}"
-    _administer(admin_url, "CREATE DATABASE {} TEMPLATE {}", name, template)
-    try:
-        yield _database_of(admin_url, name)
-    finally:
-        _administer(admin_url, "DROP DATABASE {} WITH (FORCE)", name)
+        yield name_of(url)
 
 
 def create_tables(database_url: str) -> None:
@@ -463,12 +460,3 @@ def running_line(
         yield line
     finally:
         line.close()
-
-
-def _administer(url: str, statement: str, *names: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
-def _database_of(url: str, name: str) -> str:
-    return urlsplit(url)._replace(path=f"/{name}").geturl()

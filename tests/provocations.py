@@ -12,7 +12,6 @@ from tests.proxy import Proxy
 from tests.waiting import wait_until
 from tests.workload import FAIL_AT, STREAM
 
-ACT_SECONDS = 20.0
 LOG_KEY = f"penstock:{{{STREAM}}}:log"
 META_KEY = f"penstock:{{{STREAM}}}:meta"
 
@@ -40,8 +39,7 @@ class Provocation:
         """Until a query says true, or the victim is dead."""
         wait_until(
             lambda: not victim.is_alive or bool(self.line.value(condition, *parameters)),
-            seconds=ACT_SECONDS,
-            what=f"{condition}\n{victim.tail()}",
+            what=lambda: f"{condition}\n{victim.tail()}",
         )
 
     def wait_until_held(self, victim: Worker) -> None:
@@ -67,6 +65,25 @@ class Terminated(Provocation):
         self.wait_until_held(victim)
         if victim.is_alive:
             victim.process.terminate()
+
+
+class PausedForAWhile(Provocation):
+    """An operator pauses the consumers, and resumes them once they have let go."""
+
+    def act(self, victim: Worker) -> None:
+        self.wait_until_held(victim)
+        self.line.ask("UPDATE events.consumer SET paused_at = now()")
+        self.wait(
+            victim,
+            "SELECT NOT EXISTS (SELECT 1 FROM events.stream_lease WHERE role = %s AND owner_id IS"
+            " NOT NULL)",
+            lease_role(self.role),
+        )
+        self.line.ask("UPDATE events.consumer SET paused_at = NULL")
+
+    def heal(self) -> None:
+        self.line.ask("UPDATE events.consumer SET paused_at = NULL")
+        super().heal()
 
 
 class LeaseStolen(Provocation):
@@ -102,7 +119,6 @@ class LogTrimmed(Provocation):
             lambda: bool(
                 self.line.value("SELECT coalesce(max(published), 0) > 20 FROM events.stream")
             ),
-            seconds=ACT_SECONDS,
             what="something is published",
         )
         with closing(self.line.client()) as client:
@@ -158,8 +174,7 @@ class RedisReturns(RedisAway):
 
     def act(self, victim: Worker) -> None:
         wait_until(
-            lambda: "ServerLost" in victim.tail() or not victim.is_alive,
-            seconds=ACT_SECONDS,
+            lambda: victim.has_said("ServerLost") or not victim.is_alive,
             what="the victim misses Redis",
         )
         self.refusal.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.books import (
@@ -20,14 +21,21 @@ from penstock.core.books import (
     SettledRow,
     audit,
 )
+from penstock.core.lanes import lane_of
 
 Damage = Callable[[History, random.Random], History]
 
 
 def correct_history(
-    keys: list[str], *, checkpoint: int, unnumbered: int = 0, skipped: frozenset[int] = frozenset()
+    keys: list[str],
+    *,
+    checkpoint: int = 0,
+    checkpoints: tuple[int, ...] = (),
+    unnumbered: int = 0,
+    outcomes: Mapping[int, str] = MappingProxyType({}),
 ) -> History:
     """Event i has position i + 1, except for the last few, which nobody has numbered yet."""
+    checkpoints = checkpoints or (checkpoint,)
     counts: dict[str, int] = {}
     rows = []
     head = len(keys) - unnumbered
@@ -35,17 +43,19 @@ def correct_history(
         counts[key] = counts.get(key, 0) + 1
         position = index + 1 if index < head else None
         rows.append(SentRow(f"event-{index:04}", key, counts[key], position))
-    passed = [row for row in rows if row.position is not None and row.position <= checkpoint]
+    passed = [
+        (row, outcomes.get(row.position, "handled"))
+        for row in rows
+        if row.position is not None
+        and row.position <= checkpoints[lane_of(row.key, row.event_uuid, len(checkpoints))]
+    ]
     settled = tuple(
-        SettledRow(
-            row.event_uuid, row.position or 0, "skipped" if row.position in skipped else "handled"
-        )
-        for row in passed
+        SettledRow(row.event_uuid, row.position or 0, outcome) for row, outcome in passed
     )
     effects = tuple(
         Effect(row.event_uuid, row.key, row.key_sequence)
-        for row in passed
-        if row.position not in skipped
+        for row, outcome in passed
+        if outcome == "handled"
     )
     return History(
         acknowledged=frozenset(row.event_uuid for row in rows),
@@ -54,7 +64,10 @@ def correct_history(
         head=head,
         consumers=(
             ConsumerHistory(
-                name="billing", effects=effects, settled=settled, checkpoint=min(checkpoint, head)
+                name="billing",
+                effects=effects,
+                settled=settled,
+                checkpoints=tuple(min(reached, head) for reached in checkpoints),
             ),
         ),
     )
@@ -65,9 +78,16 @@ def correct_histories(draw: st.DrawFn, *, size_min: int = 0) -> History:
     keys = draw(st.lists(st.sampled_from("abc"), min_size=size_min, max_size=40))
     unnumbered = draw(st.integers(0, max(0, len(keys) - size_min)))
     head = len(keys) - unnumbered
-    checkpoint = draw(st.integers(min(size_min, head), head))
-    skipped = draw(st.frozensets(st.integers(3, 40), max_size=5))
-    return correct_history(keys, checkpoint=checkpoint, unnumbered=unnumbered, skipped=skipped)
+    lanes = draw(st.sampled_from([1, 2, 3, 16]))
+    reached = st.integers(min(size_min, head), head)
+    return correct_history(
+        keys,
+        checkpoints=tuple(draw(st.lists(reached, min_size=lanes, max_size=lanes))),
+        unnumbered=unnumbered,
+        outcomes=draw(
+            st.dictionaries(st.integers(3, 40), st.sampled_from(["skipped", "dead"]), max_size=5)
+        ),
+    )
 
 
 def found(books: Books) -> set[Anomaly]:
@@ -116,6 +136,54 @@ def test_books_are_readable_and_have_a_plain_form() -> None:
     assert "the books balance" in str(books)
     assert books.as_plain()["anomalies"] == {anomaly.name.lower(): 0 for anomaly in Anomaly}
     assert all(anomaly.meaning for anomaly in Anomaly)
+
+
+# ── lanes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def apart() -> tuple[str, str]:
+    """Two keys in different lanes of two, the first in lane 0."""
+    keys = [f"key-{number}" for number in range(100)]
+    return (
+        next(key for key in keys if lane_of(key, "", 2) == 0),
+        next(key for key in keys if lane_of(key, "", 2) == 1),
+    )
+
+
+def test_a_lane_that_is_behind_leaves_its_events_pending_and_no_others() -> None:
+    slow, fast = apart()
+    books = audit(correct_history([slow, fast] * 5, checkpoints=(2, 10)))
+    assert books.balance, str(books)
+    assert (books.consumers[0].handled, books.pending) == (6, 4)
+
+
+def test_another_lanes_checkpoint_does_not_excuse_a_skipped_event() -> None:
+    slow, fast = apart()
+    history = correct_history([slow, fast] * 5, checkpoints=(2, 10))
+    # The slow lane's checkpoint says that it has passed four more events, and it has not.
+    books = audit(with_consumer(history, checkpoints=(10, 10)))
+    assert books.count(Anomaly.SKIPPED) == books.count(Anomaly.LOST) == 4
+    # The fast lane has settled them all; were it at the slow one's place, it would be ahead.
+    books = audit(with_consumer(history, checkpoints=(2, 2)))
+    assert books.count(Anomaly.UNACCOUNTED) == 4
+
+
+def test_lanes_of_an_earlier_count_may_have_been_ahead_and_not_further_than_they_were() -> None:
+    slow, fast = apart()
+    history = correct_history([slow, fast] * 5, checkpoints=(2, 8))
+    relaned = with_consumer(history, checkpoints=(2, 2, 2), settled_to=8)
+    assert audit(relaned).balance, str(audit(relaned))
+    assert audit(relaned).pending == audit(history).pending
+    assert found(audit(with_consumer(relaned, settled_to=7))) == {Anomaly.UNACCOUNTED}
+
+
+def test_a_dead_event_is_neither_lost_nor_pending_and_is_counted() -> None:
+    books = audit(correct_history(["a"] * 3, checkpoint=3, outcomes={2: "dead"}))
+    assert books.balance, str(books)
+    (consumer,) = books.consumers
+    assert (consumer.handled, consumer.passed, consumer.dead, consumer.pending) == (2, 1, 1, 0)
+    assert "1 of those passed are dead" in str(books)
+    assert books.as_plain()["consumers"]["billing"]["dead"] == 1
 
 
 # ── every damage has a name ────────────────────────────────────────────────────────────────────
@@ -188,7 +256,9 @@ def send_behind_the_senders_back(history: History, chance: random.Random) -> His
 
 def settle_ahead_of_the_checkpoint(history: History, chance: random.Random) -> History:
     del chance
-    return with_consumer(history, checkpoint=history.consumers[0].checkpoint - 1)
+    row, checkpoints = history.outbox[-1], list(history.consumers[0].checkpoints)
+    checkpoints[lane_of(row.key, row.event_uuid, len(checkpoints))] -= 1
+    return with_consumer(history, checkpoints=tuple(checkpoints))
 
 
 def settle_at_another_position(history: History, chance: random.Random) -> History:
@@ -199,7 +269,29 @@ def settle_at_another_position(history: History, chance: random.Random) -> Histo
 
 
 def move_the_checkpoint_beyond_the_head(history: History, chance: random.Random) -> History:
-    return with_consumer(history, checkpoint=history.head + chance.randint(1, 9))
+    checkpoints = list(history.consumers[0].checkpoints)
+    checkpoints[chance.randrange(len(checkpoints))] = history.head + chance.randint(1, 9)
+    return with_consumer(history, checkpoints=tuple(checkpoints))
+
+
+def bury_an_event_that_has_an_effect(history: History, chance: random.Random) -> History:
+    settled = list(history.consumers[0].settled)
+    index = chance.randrange(len(settled))
+    settled[index] = replace(settled[index], outcome="dead")
+    return with_consumer(history, settled=tuple(settled))
+
+
+def move_an_event_into_another_lane(history: History, chance: random.Random) -> History:
+    """As if workers did not agree on which lane has a key: its own lane left it behind."""
+    del chance
+    (consumer,) = history.consumers
+    row = history.outbox[-1]
+    mine = lane_of(row.key, row.event_uuid, len(consumer.checkpoints))
+    checkpoints = [0] * len(consumer.checkpoints)
+    checkpoints[mine] = history.head
+    settled = tuple(s for s in consumer.settled if s.event_uuid != row.event_uuid)
+    effects = tuple(e for e in consumer.effects if e.event_uuid != row.event_uuid)
+    return with_consumer(history, checkpoints=tuple(checkpoints), settled=settled, effects=effects)
 
 
 DAMAGES: list[tuple[Damage, Anomaly]] = [
@@ -217,17 +309,27 @@ DAMAGES: list[tuple[Damage, Anomaly]] = [
     (settle_ahead_of_the_checkpoint, Anomaly.UNACCOUNTED),
     (settle_at_another_position, Anomaly.UNACCOUNTED),
     (move_the_checkpoint_beyond_the_head, Anomaly.UNACCOUNTED),
+    (bury_an_event_that_has_an_effect, Anomaly.UNACCOUNTED),
+    (move_an_event_into_another_lane, Anomaly.SKIPPED),
+    (move_an_event_into_another_lane, Anomaly.LOST),
 ]
 
 
 @pytest.mark.parametrize(
-    ("damage", "anomaly"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES]
+    ("damage", "anomaly"),
+    DAMAGES,
+    ids=[f"{damage.__name__}-{anomaly.name}" for damage, anomaly in DAMAGES],
 )
-@given(keys=st.lists(st.sampled_from("abc"), max_size=30), chance=st.randoms(use_true_random=False))
+@settings(max_examples=40)
+@given(
+    lanes=st.sampled_from([1, 3, 16]),
+    keys=st.lists(st.sampled_from("abc"), max_size=30),
+    chance=st.randoms(use_true_random=False),
+)
 def test_every_damage_is_named(
-    damage: Damage, anomaly: Anomaly, keys: list[str], chance: random.Random
+    damage: Damage, anomaly: Anomaly, lanes: int, keys: list[str], chance: random.Random
 ) -> None:
-    history = correct_history(["a", "a", *keys], checkpoint=2 + len(keys))
+    history = correct_history(["a", "a", *keys], checkpoints=(2 + len(keys),) * lanes)
     books = audit(damage(history, chance))
     assert anomaly in found(books), str(books)
     assert books.count(anomaly) >= 1

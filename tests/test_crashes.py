@@ -12,12 +12,12 @@ import pytest
 
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, Servers
+from tests.databases import new_database
 from tests.line import (
     CONSUMERS,
     PUBLISHER,
     Line,
     Worker,
-    copied_database,
     create_tables,
     lease_role,
     running_line,
@@ -26,8 +26,7 @@ from tests.line import (
 from tests.proxy import Proxy
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
-SOON_SECONDS = 30.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 AUDITS = 150
 ALL_ROLES = (PUBLISHER, *CONSUMERS)
 
@@ -40,7 +39,7 @@ def workload_database(servers: Servers) -> Iterator[str]:
 
 @pytest.fixture
 def database(servers: Servers, workload_database: str) -> Iterator[str]:
-    with copied_database(servers.database_url, workload_database) as url:
+    with new_database(servers.database_url, workload_database) as url:
         yield url
 
 
@@ -51,7 +50,7 @@ def line(database: str, redis_url: str, tmp_path: Path) -> Iterator[Line]:
 
 
 def soon(condition: Callable[[], bool], what: str) -> None:
-    wait_until(condition, seconds=SOON_SECONDS, what=what)
+    wait_until(condition, what=what)
 
 
 def open_batches(line: Line, role: str) -> list[int]:
@@ -89,14 +88,14 @@ def test_a_consumer_that_wakes_up_late_commits_nothing_and_nobody_waited_for_it(
         (backend,) = open_batches(line, role)
         before = line.effects(role)
         with line.working(role):
-            line.close_books([role], seconds=10)
+            line.close_books([role])
             assert paused.is_stopped, "the successor did not wait for its predecessor"
             assert line.effects(role) > before
             assert backend not in open_batches(line, role)
             after = line.effects(role)
             paused.send(signal.SIGCONT)
             soon(
-                lambda: "LeaseLost" in paused.tail() or "ServerLost" in paused.tail(),
+                lambda: paused.has_said("LeaseLost", "ServerLost"),
                 "the late worker notices",
             )
             line.send(5)
@@ -119,7 +118,7 @@ def test_a_worker_whose_lease_was_taken_commits_nothing_even_before_anybody_else
             lease_role(role),
         )
         worker.send(signal.SIGCONT)
-        soon(lambda: "LeaseLost" in worker.tail(), "the worker notices")
+        soon(lambda: worker.has_said("LeaseLost"), "the worker notices")
         assert line.effects(role) == before
         assert line.books([role]).balance
         line.ask(
@@ -145,9 +144,9 @@ def test_a_publisher_that_wakes_up_late_can_do_no_harm(line: Line) -> None:
     paused.wait_until_stopped()
     with line.working(PUBLISHER, "session"):
         line.send(20)
-        line.close_books(["session"], seconds=15)
+        line.close_books(["session"])
         paused.send(signal.SIGCONT)
-        soon(lambda: "LeaseLost" in paused.tail(), "the late publisher notices")
+        soon(lambda: paused.has_said("LeaseLost"), "the late publisher notices")
         line.send(10)
         line.close_books(["session"])
         line.wait_until_hot_log_follows()
@@ -223,9 +222,9 @@ def test_consumers_go_on_from_the_outbox_while_redis_is_down(
         line = stack.enter_context(running_line(database, proxy.url(redis_url), tmp_path))
         stack.enter_context(line.working(*ALL_ROLES))
         line.send(40)
-        line.close_books(seconds=15)
+        line.close_books()
         line.send(20)
-        line.close_books(seconds=15)
+        line.close_books()
 
 
 def test_the_line_works_without_redis(database: str, tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_the_line_works_without_redis(database: str, tmp_path: Path) -> None:
         with line.working(PUBLISHER, "cursor", "coroutine"), line.feeding():
             victim.wait_until_dead()
         with line.working(*ALL_ROLES):
-            line.close_books(seconds=15)
+            line.close_books()
 
 
 # ── connections ────────────────────────────────────────────────────────────────────────────────

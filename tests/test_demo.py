@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 EVENTS = 1500
 
 
@@ -76,11 +76,11 @@ def test_the_demo_can_be_stopped_at_any_moment_and_leaves_nothing(tmp_path: Path
         assert process.stdout is not None
         wait_until(
             lambda: "kill -9" in (process.stdout or sys.stdin).readline(),
-            seconds=100,
+            seconds=120,
             what="the demo is at it",
         )
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Stopped" in output
-    wait_until(lambda: not leftovers(tmp_path), seconds=20, what="nothing is left behind")
+    wait_until(lambda: not leftovers(tmp_path), what="nothing is left behind")

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from penstock import Event, Pipeline
 from penstock.errors import RegistrationError, ServerUnavailable, ServerUnsuitable, UsageError
 from tests.test_redis_log import fake_server
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 
 class Placed(Event, type="placed", version=1):
@@ -41,7 +41,7 @@ def working(pipeline: Pipeline, *roles: str) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(SOON_SECONDS)
         assert not thread.is_alive()
 
 
@@ -79,7 +79,7 @@ def test_handlers_get_the_applications_own_sessions_in_its_own_surroundings(
     pipeline.consumer("orders", name="bill")(asynchronous if is_async else plain)
     pipeline.send_now("orders", Placed(n=1))
     with working(pipeline, "publisher", "consumer:bill"):
-        wait_until(lambda: bool(seen), seconds=20, what="the event is handled")
+        wait_until(lambda: bool(seen), what="the event is handled")
     assert seen == [True]
     assert surroundings
     pipeline.engine.dispose()
@@ -89,8 +89,8 @@ def test_an_unknown_role_is_named(database_url: str) -> None:
     pipeline = Pipeline("shop", database_url=database_url)
     with pytest.raises(RegistrationError, match="There is no consumer 'bill'"):
         pipeline.run_worker(["consumer:bill"], threading.Event())
-    with pytest.raises(UsageError, match="There is no role 'janitor'"):
-        pipeline.run_worker(["janitor"], threading.Event())
+    with pytest.raises(UsageError, match="There is no role 'gardener'"):
+        pipeline.run_worker(["gardener"], threading.Event())
 
 
 def test_an_unsuitable_redis_is_told_apart_from_an_absent_one(database_url: str) -> None:
@@ -115,5 +115,5 @@ def test_consumers_work_from_the_outbox_beside_an_unsuitable_redis(database_url:
         pipeline.consumer("orders", name="bill")(handler)
         pipeline.send_now("orders", Placed(n=1))
         with working(pipeline, "publisher", "consumer:bill"):
-            wait_until(handled.is_set, seconds=20, what="the event is handled")
+            wait_until(handled.is_set, what="the event is handled")
     pipeline.engine.dispose()

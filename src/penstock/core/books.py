@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from penstock.core.lanes import lane_of
+
 EXAMPLES_MAX = 3
 EFFECTIVE = "handled"
+BURIED = "dead"
 
 
 class Anomaly(Enum):
@@ -23,7 +26,7 @@ class Anomaly(Enum):
     LOST = "an acknowledged event has neither an effect nor a place among the pending"
     REPEATED = "an event has its effect twice"
     REORDERED = "effects of a key stand in another order than the key's commits"
-    SKIPPED = "the checkpoint passed a position that has no settled row"
+    SKIPPED = "the checkpoint of its lane passed a position that has no settled row"
     PHANTOM = "there is an effect, a row or an entry of an event that was never sent"
     UNACCOUNTED = "two books disagree: about a position, a count, or what is still pending"
 
@@ -71,8 +74,15 @@ class ConsumerHistory:
     name: str
     effects: tuple[Effect, ...]
     settled: tuple[SettledRow, ...]
-    checkpoint: int
+    checkpoints: tuple[int, ...]
+    """How far each lane has come; a consumer without lanes has one."""
     start_position: int = 1
+    settled_to: int = 0
+    """Lanes of an earlier count may have settled events up to here, beyond the checkpoints."""
+
+    def checkpoint_over(self, row: SentRow) -> int:
+        """How far the lane has come that the event belongs to."""
+        return self.checkpoints[lane_of(row.key, row.event_uuid, len(self.checkpoints))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +125,8 @@ class ConsumerBooks:
     handled: int
     passed: int
     """Settled without an effect: skipped, parked, buried or discarded."""
+    dead: int
+    """How many of those were buried: neither lost nor repeated, and waiting for a person."""
     pending: int
 
 
@@ -152,6 +164,7 @@ class Books:
                 consumer.name: {
                     "handled": consumer.handled,
                     "passed": consumer.passed,
+                    "dead": consumer.dead,
                     "pending": consumer.pending,
                 }
                 for consumer in self.consumers
@@ -165,6 +178,7 @@ class Books:
         lines = [f"sent {self.sent}, published {self.published}, rolled back {self.refused}"]
         lines += [
             f"{c.name}: handled {c.handled}, passed {c.passed}, pending {c.pending} of {c.due}"
+            + (f"; {c.dead} of those passed are dead" if c.dead else "")
             for c in self.consumers
         ]
         lines += [str(finding) for finding in self.findings] or ["the books balance"]
@@ -272,11 +286,12 @@ def _audit_consumer(history: History, consumer: ConsumerHistory, notes: _Notes) 
             notes.note(Anomaly.REPEATED, f"{uuid} has {times} effects")
     for uuid in sorted((effects.keys() | settled.keys()) - sent.keys()):
         notes.note(Anomaly.PHANTOM, f"{uuid} was handled and never sent")
-    if consumer.checkpoint > history.head:
-        notes.note(
-            Anomaly.UNACCOUNTED,
-            f"the checkpoint {consumer.checkpoint} lies beyond the head {history.head}",
-        )
+    for lane, checkpoint in enumerate(consumer.checkpoints):
+        if checkpoint > history.head:
+            notes.note(
+                Anomaly.UNACCOUNTED,
+                f"the checkpoint {checkpoint} of lane {lane} lies beyond the head {history.head}",
+            )
     first_effects: dict[str, Effect] = {}
     for effect in consumer.effects:
         first_effects.setdefault(effect.event_uuid, effect)
@@ -287,18 +302,24 @@ def _audit_consumer(history: History, consumer: ConsumerHistory, notes: _Notes) 
     pending = 0
     for row in due:
         row_settled = settled.get(row.event_uuid)
-        _audit_row(row, effects[row.event_uuid], row_settled, consumer.checkpoint, notes)
-        pending += row_settled is None and not _is_passed(row, consumer.checkpoint)
-    handled = sum(row.outcome == EFFECTIVE for row in consumer.settled)
+        _audit_row(consumer, row, effects[row.event_uuid], row_settled, notes)
+        pending += row_settled is None and not _is_passed(row, consumer.checkpoint_over(row))
+    outcomes = Counter(row.outcome for row in consumer.settled)
+    handled = outcomes[EFFECTIVE]
     passed = len(consumer.settled) - handled
-    return ConsumerBooks(consumer.name, len(due), handled, passed, pending)
+    return ConsumerBooks(consumer.name, len(due), handled, passed, outcomes[BURIED], pending)
 
 
 def _audit_row(
-    row: SentRow, effects: int, settled: SettledRow | None, checkpoint: int, notes: _Notes
+    consumer: ConsumerHistory,
+    row: SentRow,
+    effects: int,
+    settled: SettledRow | None,
+    notes: _Notes,
 ) -> None:
     """One event in all books of one consumer."""
     uuid = row.event_uuid
+    checkpoint = consumer.checkpoint_over(row)
     is_passed = _is_passed(row, checkpoint)
     if settled is None and is_passed:
         notes.note(Anomaly.SKIPPED, f"{uuid} at {row.position}, checkpoint {checkpoint}")
@@ -317,7 +338,7 @@ def _audit_row(
                 Anomaly.UNACCOUNTED,
                 f"{uuid} stands at {row.position} and was settled at {settled.position}",
             )
-        if not is_passed:
+        if not _is_passed(row, max(checkpoint, consumer.settled_to)):
             notes.note(
                 Anomaly.UNACCOUNTED,
                 f"{uuid} at {row.position} is settled ahead of the checkpoint {checkpoint}",
