@@ -157,8 +157,12 @@ def all_cases(seed: int) -> list[Case]:
 
 
 def choose(cases: Sequence[Case], seed: int, subset: int) -> list[Case]:
-    """The dangerous ones and `subset` others; consecutive seeds go round through all of them."""
-    core = [case for case in cases if case.signal in CORE]
+    """The dangerous ones, each in one role, and `subset` others; seeds go round through all."""
+    core = [
+        among[seed % len(among)]
+        for name in CORE
+        if (among := [case for case in cases if case.signal == name])
+    ]
     others = [case for case in cases if case.signal not in CORE]
     start = seed * subset % len(others)
     return core + (others + others)[start : start + min(subset, len(others))]

@@ -122,9 +122,17 @@ class Fleet:
     """Hosts, what is sent to them, and the books at the end."""
 
     def __init__(
-        self, database_url: str, redis_url: str, folder: Path, *, keys: int = 200, **settings: Any
+        self,
+        database_url: str,
+        redis_url: str,
+        folder: Path,
+        *,
+        keys: int = 200,
+        with_spares: bool = False,
+        **settings: Any,
     ) -> None:
         self._folder = folder
+        self._with_spares = with_spares
         self._settings = {
             **SETTINGS,
             "database_url": database_url,
@@ -152,6 +160,7 @@ class Fleet:
     def add_host(self, *roles: str) -> Host:
         """Start one more; with the options of `penstock run`, by default everything."""
         argv = [sys.executable, "-m", "penstock", "--app", "tests.fleet_app:pipeline", "run"]
+        argv += [] if self._with_spares else ["--no-spare"]
         world = {f"{PREFIX}{name.upper()}": str(value) for name, value in self._settings.items()}
         self._started += 1
         host = Host([*argv, *roles], world, self._folder / f"host-{self._started}.log")

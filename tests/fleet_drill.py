@@ -147,7 +147,9 @@ def main() -> int:
         running_servers(Path(folder), durable=False) as servers,
     ):
         prepare(servers.database_url)
-        fleet = Fleet(servers.database_url, servers.redis_url, Path(folder), keys=5000)
+        fleet = Fleet(
+            servers.database_url, servers.redis_url, Path(folder), keys=5000, with_spares=True
+        )
         try:
             drill = Drill(fleet, options.events, options.seed)
             drill.run()

@@ -116,6 +116,14 @@ class Shop:
     def _count(self) -> int:
         return sum(map(len, self.effects().values()))
 
+    def wait_until_published(self) -> None:
+        """The publisher has everything behind it and sleeps."""
+        total = sum(self._sent.values())
+        published = "SELECT coalesce(max(published), 0) FROM events.stream"
+        wait_until(
+            lambda: self.connection.execute(published).fetchone() == (total,), what="published"
+        )
+
     def view(self) -> LaneView:
         view = Lanes().watch(self.connection, CONSUMER, "a test")
         # Empty until a worker has registered the consumer.

@@ -53,4 +53,4 @@ def assert_both_sides_have_the_same_effects(comparisons: dict[str, dict[str, Any
     effects = [measured["effects"] for each in handled for measured in each["rounds"]]
     assert all(penstock == other for penstock, other in effects)
     # No-op handlers have no effect; the others have the same as each other where they saw the same.
-    assert len({penstock for penstock, _ in effects}) == 3
+    assert len({penstock for penstock, _ in effects}) == 4

@@ -172,3 +172,17 @@ def test_no_settled_event_is_shown_where_earlier_lanes_have_been(bench: Workbenc
 
     run_until_idle(bench.consumer(see))
     assert seen == [1, 3]
+
+
+def test_no_settled_event_is_shown_to_a_consumer_that_takes_them_singly(
+    bench: Workbench, heard: list[signals.Signal]
+) -> None:
+    bench.connection.execute(SETTLE)
+    seen: list[int] = []
+
+    def see(event: Placed) -> None:
+        seen.append(event.n)
+
+    run_until_idle(bench.consumer(see, batch_size=1))
+    assert seen == [1, 3]
+    assert claims(heard) == [1, 0, 1]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock.errors import OperationRefused
@@ -141,15 +142,18 @@ def test_pause_waits_until_no_lane_is_held(penstock: Penstock, books: Bookkeeper
     assert "No lane is held any more." in done.stdout
 
 
-@pytest.mark.slow
 def test_a_row_that_is_held_for_long_is_not_waited_for(
-    penstock: Penstock, books: Bookkeeper
+    books: Bookkeeper, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumers_module, "LOCK_SECONDS", 0.2)
     books.consumer()
-    with books.connection.transaction():
+    with (
+        books.connection.transaction(),
+        psycopg.connect(database_url, autocommit=True) as connection,
+    ):
         books.connection.execute("SELECT 1 FROM events.consumer FOR UPDATE")
-        refused = penstock("consumers", "pause", BILL, code=1).stderr
-    assert "Nothing was changed" in refused
+        with pytest.raises(OperationRefused, match=r"for 0.2 s: .* Nothing was changed"):
+            Consumers(connection).pause([BILL], by="somebody")
     assert books.row("paused_at") is None
 
 

@@ -753,12 +753,22 @@ def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any]) 
 @pytest.mark.timeout(180)
 def test_the_benchmark_of_cleanup_runs() -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cleanup", "--rows", "6000", "--rounds", "1"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.cleanup",
+            "--only",
+            "line",
+            "--rows",
+            "6000",
+            "--rounds",
+            "1",
+        ],
         cwd=Path(__file__).parent.parent,
         stdout=subprocess.PIPE,
         text=True,
         timeout=150,
         check=True,
     )
-    for what in ("line p50", "line p99", "claim 500 rows", "delete", "drop a partition"):
+    for what in ("line p50", "line p99", "rows pruned"):
         assert what in finished.stdout

@@ -165,6 +165,20 @@ def test_a_paused_consumer_gives_its_lanes_back_until_it_is_resumed(shop: Shop) 
     assert heard == [signals.ConsumerPaused(CONSUMER), signals.ConsumerResumed(CONSUMER)]
 
 
+def test_a_process_has_one_connection_for_each_lane_and_one_besides(shop: Shop) -> None:
+    """So 40 consumers, a process each, have 80; the publisher and its supervisor add a handful."""
+    shop.send(20)
+    with shop.publisher():
+        shop.wait_until_published()
+    with shop.worker(lanes=3):
+        shop.wait_until_handled()
+        opened = shop.connection.execute(
+            "SELECT application_name, count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'penstock %' GROUP BY 1"
+        ).fetchall()
+    assert dict(opened) == {"penstock control": 1, f"penstock {CONSUMER}": 3}
+
+
 # ── another number of lanes ────────────────────────────────────────────────────────────────────
 
 

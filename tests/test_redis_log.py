@@ -19,7 +19,7 @@ from penstock.errors import (
     SettingsError,
     StreamForeign,
 )
-from penstock.stores import redis_log
+from penstock.stores import redis_link, redis_log
 from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
@@ -28,6 +28,7 @@ from tests.waiting import SOON_SECONDS, wait_until
 
 HERE = "11111111-1111-1111-1111-111111111111"
 ELSEWHERE = "22222222-2222-2222-2222-222222222222"
+LOG_NAME = "penstock-test-log"
 MEBIBYTE = 1024 * 1024
 
 
@@ -338,6 +339,94 @@ def test_a_command_whose_reply_is_cut_is_not_repeated() -> None:
     ):
         open_log(log)
     assert commands.count(b"EVALSHA") == 1
+
+
+# ── connections that are kept ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def named_log(redis_url: str) -> Iterator[RedisLog]:
+    """A log whose connections can be told from all others of the server."""
+    with closing(RedisLog(f"{redis_url}?client_name={LOG_NAME}")) as opened:
+        yield opened
+
+
+def connections(client: Any) -> list[dict[str, str]]:
+    return [found for found in client.client_list() if found["name"] == LOG_NAME]
+
+
+def kill_connections(client: Any) -> None:
+    for found in connections(client):
+        client.client_kill_filter(_id=found["id"])
+
+
+def test_scripts_that_the_server_forgot_are_told_again(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    append(log, 1, 2)
+    client.script_flush()
+    assert append(log, 3, 4) == 4
+    assert read_all(log) == list(enumerate(bodies(1, 4), 1))
+
+
+def test_a_connection_that_was_closed_while_it_rested_is_replaced(
+    named_log: RedisLog, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log(named_log)
+    monkeypatch.setattr(redis_link, "REST_SECONDS_MAX", 0.0)
+    for position in (1, 2):
+        append(named_log, position, position)
+        assert read_all(named_log, after=position - 1) == [(position, b"entry %d" % position)]
+        kill_connections(client)
+    assert named_log.last("orders") == 2
+
+
+def test_after_an_error_the_next_command_has_a_new_connection(
+    named_log: RedisLog, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_link, "REST_SECONDS_MAX", SOON_SECONDS)
+    open_log(named_log)
+    kill_connections(client)
+    with pytest.raises(ServerUnavailable):
+        append(named_log, 1, 1)
+    assert append(named_log, 1, 1) == 1
+
+
+def test_several_threads_wait_for_entries_each_on_its_own_connection(
+    named_log: RedisLog, client: Any
+) -> None:
+    open_log(named_log)
+    found: list[list[tuple[int, bytes]]] = []
+    readers = [
+        threading.Thread(
+            target=lambda: found.append(
+                named_log.read("orders", after=0, count=10, wait_seconds=redis_log.WAIT_SECONDS_MAX)
+            )
+        )
+        for _ in range(3)
+    ]
+    for reader in readers:
+        reader.start()
+    wait_until(
+        lambda: sum("b" in found["flags"] for found in connections(client)) == 3,
+        what="all of them block",
+    )
+    append(named_log, 1, 1)
+    for reader in readers:
+        reader.join(SOON_SECONDS)
+    assert found == [[(1, b"entry 1")]] * 3
+
+
+def test_a_closed_log_leaves_no_connection_and_can_be_used_again(
+    named_log: RedisLog, client: Any
+) -> None:
+    open_log(named_log)
+    append(named_log, 1, 1)
+    read_all(named_log)
+    assert connections(client)
+    named_log.close()
+    wait_until(lambda: not connections(client), what="its connections are gone")
+    assert read_all(named_log) == [(1, b"entry 1")]
+    assert append(named_log, 2, 2) == 2
 
 
 @contextmanager

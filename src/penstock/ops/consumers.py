@@ -16,6 +16,7 @@ from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 FORGET_BATCH = 1000
+LOCK_SECONDS = 10.0
 _NIL = UUID(int=0)
 
 Connection = psycopg.Connection[Any]
@@ -224,12 +225,12 @@ def changing(connection: Connection, sql: Queries) -> Iterator[None]:
     """A transaction that gives up, with everything as it was, rather than wait for a hung one."""
     try:
         with connection.transaction():
-            connection.execute(sql["limit_waiting"])
+            connection.execute(sql["limit_waiting"], {"lock_timeout": f"{LOCK_SECONDS:g}s"})
             yield
     except psycopg.errors.LockNotAvailable as error:
         raise OperationRefused(
-            "Somebody has held a row of this consumer for 10 s: a hung worker, or another "
-            "operator. Nothing was changed; try again, or look in pg_stat_activity."
+            f"Somebody has held a row of this consumer for {LOCK_SECONDS:g} s: a hung worker, or "
+            "another operator. Nothing was changed; try again, or look in pg_stat_activity."
         ) from error
 
 

@@ -87,10 +87,13 @@ class Attempt:
 
         Where only this lane has ever been, nothing beyond its checkpoint is settled. A handler
         that awaits, or whose time is limited, gains nothing or would be charged for the claim.
+        One that wants its events singly has effects outside of the database, as a rule, and is
+        never called for a settled one.
         """
         is_first_try = attempt_number == 1 and not (batch.is_careful or batch.is_suspect)
         is_plain = not self._plan.is_async and self._options.timeout_seconds is None
-        return is_first_try and is_plain and batch.first > lease.settled_to
+        is_in_batches = self._options.batch_size > 1
+        return is_first_try and is_plain and is_in_batches and batch.first > lease.settled_to
 
     def _run(self, batch: Batch, lease: Lease, attempt_number: int, *, ahead: bool) -> Settled:
         self._claim = None

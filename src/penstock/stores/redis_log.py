@@ -21,6 +21,7 @@ from penstock.errors import (
 )
 from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.queries import lua
+from penstock.stores.redis_link import RedisLink, Script
 
 VERSION_MIN = (6, 2)
 FIELD = b"e"
@@ -46,15 +47,12 @@ class RedisLog:
         self._prefix = prefix
         self._length_max = length_max
         self._address = masked_url(url)
-        self._writer = _client(url, SOCKET_SECONDS)
-        # A connection of its own: a blocked read must not hold up an append, and its socket
+        self._client = _client(url, SOCKET_SECONDS)
+        self._writer = RedisLink(self._client)
+        # Connections of its own: a blocked read must not hold up an append, and its socket
         # has to be more patient than the longest wait.
-        self._reader = _client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS)
-        self._reader.set_response_callback("XREAD", _as_it_comes)
-        self._scripts = {
-            name: self._writer.register_script(lua(name))
-            for name in ("open", "append", "restart", "last")
-        }
+        self._reader = RedisLink(_client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS))
+        self._scripts = {name: Script(lua(name)) for name in ("open", "append", "restart", "last")}
         self._is_checked = False
 
     @property
@@ -66,7 +64,7 @@ class RedisLog:
         """Raise ServerUnsuitable unless the server is Redis 6.2 or newer, or Valkey."""
         try:
             with self._in_our_words():
-                server = self._writer.info("server")
+                server = self._client.info("server")
         except ServerUnsuitable as error:
             if not isinstance(error.__cause__, redis.exceptions.NoPermissionError):
                 raise
@@ -113,11 +111,10 @@ class RedisLog:
             self.check()
         # BLOCK 0 would wait for ever.
         seconds = min(wait_seconds, WAIT_SECONDS_MAX)
-        block = max(1, int(seconds * 1000)) if seconds > 0 else None
+        block = ("BLOCK", max(1, int(seconds * 1000))) if seconds > 0 else ()
+        behind = ("STREAMS", self._log_key(stream_name), f"{after}-0")
         with self._in_our_words(stream_name):
-            reply: Any = self._reader.xread(
-                {self._log_key(stream_name): f"{after}-0"}, count=count, block=block
-            )
+            reply = self._reader.call("XREAD", "COUNT", count, *block, *behind)
         return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
     def last(self, stream_name: str) -> int | None:
@@ -125,7 +122,7 @@ class RedisLog:
         if not self._is_checked:
             self.check()
         with self._in_our_words(stream_name):
-            last: Any = self._scripts["last"](keys=[self._log_key(stream_name)])
+            last = self._writer.run(self._scripts["last"], [self._log_key(stream_name)])
         return None if last is None else int(last)
 
     def trim(self, stream_name: str, *, through: int) -> int:
@@ -136,13 +133,14 @@ class RedisLog:
         # An empty log could not be told from a lost one.
         keep_from = min(through + 1, last)
         with self._in_our_words(stream_name):
-            removed: Any = self._writer.xtrim(
-                self._log_key(stream_name), minid=f"{keep_from}-0", approximate=False
+            removed = self._writer.call(
+                "XTRIM", self._log_key(stream_name), "MINID", f"{keep_from}-0"
             )
         return int(removed)
 
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
+        self._client.close()
         self._writer.close()
         self._reader.close()
         self._is_checked = False
@@ -160,7 +158,7 @@ class RedisLog:
             self.check()
         keys = [self._log_key(stream_name), self._meta_key(stream_name)]
         with self._in_our_words(stream_name):
-            reply: Any = self._scripts[script](keys=keys, args=arguments)
+            reply = self._writer.run(self._scripts[script], keys, *arguments)
         status, text = (part.decode() for part in reply)
         if status != "OK":
             raise _outcome(status, text, stream_name)
@@ -248,11 +246,6 @@ def _parts(entries: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
         size += len(entry)
     if entries:
         yield start, list(entries[start:])
-
-
-def _as_it_comes(reply: Any, **_: Any) -> Any:
-    """A reply without the client's dictionaries: they cost more than the decoding."""
-    return reply
 
 
 def _entries(reply: Any) -> list[tuple[bytes, Sequence[bytes]]]:

@@ -1,6 +1,6 @@
 -- name: limit_waiting
 -- Whoever changes the books waits for running batches, but not for a hung one.
-SET LOCAL lock_timeout = '10s'
+SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
 -- name: names
 -- Every consumer that this database knows.

@@ -168,7 +168,10 @@ class WarmTierRead(Signal):
 
 @dataclass(frozen=True, slots=True)
 class BatchClaimed(Signal):
-    """Deduplication rows are written in an open transaction; handlers run next."""
+    """The claim of a batch is sent, in an open transaction; handlers run next.
+
+    Where nobody waited for its answer, `new` is an assumption, and means all of them.
+    """
 
     consumer: str
     count: int
