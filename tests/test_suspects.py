@@ -83,6 +83,19 @@ def test_after_a_crash_a_batch_is_handled_one_by_one_and_then_together_again(
     assert suspects(bench) == []
 
 
+def test_what_came_after_a_crash_is_no_suspect(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+    consumer = bench.consumer(handle)
+    crash(bench)
+    run_until_idle(consumer)
+    bench.send(5)
+    bench.publish()
+    with told(signals.BatchCommitted) as committed:
+        run_until_idle(consumer)
+    assert [signal.handled for signal in committed] == [5]
+
+
 def test_a_start_is_on_record_before_the_handler_runs(bench: Workbench) -> None:
     seen: list[list[tuple[int, int]]] = []
 

@@ -22,6 +22,7 @@ from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.window import Scan, StreamWindow
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
+from penstock.stores.streams import Streams
 from penstock.stores.suspects import Suspects
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
@@ -65,11 +66,13 @@ class Lane:
         self._attempts: dict[int, int] = {}
         self._is_passing = False
         self._suspects_left = 0
+        self._suspects_last = 0
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
         self._advance_at = 0.0
         self._lanes = Lanes(consuming.settings.schema)
         self._suspects = Suspects(consuming.settings.schema)
+        self._streams = Streams(consuming.settings.schema)
         self._seams = replace(consuming.seams, stop_requested=stop.is_set)
         self._open_worker()
 
@@ -140,8 +143,11 @@ class Lane:
             return None
         self._leases.guard(lease, self._interrupt)
         self._cursor = lease.checkpoint
-        # Whoever held it before died or hung, perhaps because of what it had in hand.
-        self._suspects_left = 0 if lease.was_clean else self._options.batch_size
+        if not lease.was_clean:
+            # Whoever held it before died or hung, perhaps because of what it had in hand: no more
+            # than a batch, and nothing that has come since.
+            self._suspects_left = self._options.batch_size
+            self._suspects_last = self._streams.read(self._control(), known.stream_name).head
         return replace(lease, epoch=known.epoch, settled_to=known.settled_to)
 
     def _interrupt(self) -> None:
@@ -158,7 +164,7 @@ class Lane:
             self._cursor = scan.through
             return None
         emit(signals.BatchRead(self._name, scan.entries[0].position, scan.entries[-1].position))
-        if self._suspects_left:
+        if self._suspects_left and scan.entries[0].position <= self._suspects_last:
             self._suspects_left = max(0, self._suspects_left - len(scan.entries))
             self._queue.extend(split(scan.entries, scan.through, is_suspect=True))
             return self._queue.popleft()

@@ -1,5 +1,6 @@
 -- name: start
--- Committed before the attempt begins. Earlier starts that are still here never finished.
+-- Committed before the attempt begins. Earlier starts that are still here never finished. RETURNING
+-- makes the commit asynchronous: it has to outlive a worker, not the server.
 INSERT INTO events.suspect (consumer, position, event_uuid, worker_id, starts)
 VALUES (%(consumer)s, %(position)s, %(event_uuid)s, %(worker_id)s,
         jsonb_build_array(jsonb_build_object(
@@ -7,7 +8,7 @@ VALUES (%(consumer)s, %(position)s, %(event_uuid)s, %(worker_id)s,
 ON CONFLICT (consumer, position) DO UPDATE
    SET starts = suspect.starts || excluded.starts, worker_id = excluded.worker_id,
        started_at = excluded.started_at
-RETURNING starts
+RETURNING starts, set_config('synchronous_commit', 'off', true)
 
 -- name: finish
 -- The attempt ended, well or not, and the process is still there.
