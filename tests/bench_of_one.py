@@ -22,6 +22,7 @@ from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
 from penstock.pipeline.signature import read_signature
 from penstock.runtime.leases import LeaseKeeper
+from penstock.stores.announcements import Announcements
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
 from penstock.stores.redis_log import RedisLog
@@ -37,6 +38,7 @@ class Workbench:
         self.settings = Settings(database_url=database_url, redis_url=redis_url, **settings)
         self.connection = psycopg.connect(database_url, autocommit=True)
         self.keepers: list[LeaseKeeper] = []
+        self.announcements = Announcements(database_url)
         self._stages: list[Consumer | Lane | Publisher] = []
 
     def close(self) -> None:
@@ -44,11 +46,12 @@ class Workbench:
             stage.close()
         for keeper in self.keepers:
             keeper.close()
+        self.announcements.close()
         self.connection.close()
 
     def hot_log(self) -> HotLog:
         if self.settings.redis_url is None:
-            return NoHotLog(self.settings.database_url)
+            return NoHotLog(self.announcements)
         return RedisLog(self.settings.redis_url)
 
     def send(self, count: int = 1, *, stream: str = "orders", event_type: str = "placed") -> None:

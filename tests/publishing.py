@@ -15,6 +15,7 @@ from penstock.core.settings import Settings
 from penstock.pipeline.publisher import Publisher
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Loop
+from penstock.stores.announcements import Announcements
 from penstock.stores.hot_log import NoHotLog
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.redis_log import RedisLog
@@ -128,7 +129,7 @@ class Worker:
 def hot_log_of(settings: Settings) -> RedisLog | NoHotLog:
     """The hot log that the settings ask for."""
     if settings.redis_url is None:
-        return NoHotLog(settings.database_url)
+        return NoHotLog(Announcements(settings.database_url))
     return RedisLog(settings.redis_url, length_max=settings.hot_log_length_max)
 
 

@@ -179,6 +179,19 @@ def test_a_process_has_one_connection_for_each_lane_and_one_besides(shop: Shop) 
     assert dict(opened) == {"penstock control": 1, f"penstock {CONSUMER}": 3}
 
 
+def test_without_redis_all_consumers_of_a_process_listen_on_one_connection(
+    database_url: str,
+) -> None:
+    with closing(Shop(database_url, None)) as shop, shop.publisher(), shop.worker(lanes=3):
+        shop.send(20)
+        shop.wait_until_handled()
+        ((listening,),) = shop.connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'penstock reader'"
+        ).fetchall()
+        assert listening == 1
+
+
 # ── another number of lanes ────────────────────────────────────────────────────────────────────
 
 

@@ -21,6 +21,7 @@ from penstock.core.settings import Settings
 from penstock.core.wire import decode_entry, encode_entry
 from penstock.errors import LeaseLost
 from penstock.pipeline import publisher as publisher_module
+from penstock.stores.announcements import Announcements
 from penstock.stores.hot_log import NoHotLog
 from penstock.stores.leases import LeaseTable
 from penstock.stores.outbox import Outbox
@@ -799,7 +800,11 @@ def test_a_publisher_asked_to_stop_begins_no_further_batch(settings: Settings) -
 
 def test_without_redis_events_are_numbered_and_readers_are_woken(settings: Settings) -> None:
     settings = replace(settings, redis_url=None)
-    with worker(settings) as publisher, closing(NoHotLog(settings.database_url)) as reader:
+    with (
+        worker(settings) as publisher,
+        closing(Announcements(settings.database_url)) as announcements,
+    ):
+        reader = NoHotLog(announcements)
         send(settings.database_url, "orders", 60)
         publisher.publish_all()
         assert positions(settings) == list(range(1, 61))

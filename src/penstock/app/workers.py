@@ -32,6 +32,7 @@ from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Stage
 from penstock.runtime.time_limit import TimeLimit
+from penstock.stores.announcements import Announcements
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
 from penstock.stores.queries import Queries
@@ -69,6 +70,7 @@ class Workers:
         self._consumers = consumers
         self._session_factory = session_factory
         self._around = around
+        self._announcements = Announcements(settings.database_url)
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
@@ -103,6 +105,7 @@ class Workers:
             if stop.is_set():
                 crew.stop_all()
         keeper.close()
+        self._announcements.close()
         emit(signals.WorkerStopped(name))
         if crew.errors:
             raise crew.errors[0]
@@ -172,7 +175,7 @@ class Workers:
     def _open_log(self) -> HotLog:
         settings = self._settings
         if settings.redis_url is None:
-            return NoHotLog(settings.database_url)
+            return NoHotLog(self._announcements)
         return RedisLog(
             settings.redis_url,
             prefix=settings.redis_prefix,

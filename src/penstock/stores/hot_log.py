@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import psycopg
+from typing import Protocol
 
 from penstock.errors import PenstockError, ServerUnsuitable
-from penstock.stores.postgres import connect
-from penstock.stores.queries import Queries
+from penstock.stores.announcements import Announcements
 
 
 class HotLogClosed(PenstockError):
@@ -80,10 +77,9 @@ class HotLog(Protocol):
 class NoHotLog:
     """PostgreSQL alone: keeps nothing, and wakes readers when the outbox has something new."""
 
-    def __init__(self, database_url: str) -> None:
-        self._database_url = database_url
-        self._sql = Queries("wakeup.sql")
-        self._connection: psycopg.Connection[Any] | None = None
+    def __init__(self, announcements: Announcements) -> None:
+        self._announcements = announcements
+        self._heard = 0
         self._last: dict[str, int] = {}
 
     @property
@@ -131,13 +127,7 @@ class NoHotLog:
         wait_seconds: float,
     ) -> list[tuple[int, bytes]]:
         """Nothing, as soon as any stream has new positions or the time is over."""
-        if self._connection is None or self._connection.closed:
-            # Whatever was numbered before this moment was not heard: let the caller look first.
-            self._connection = connect(self._database_url, "penstock reader")
-            self._connection.execute(self._sql["listen_for_numbers"])
-            return []
-        for _ in self._connection.notifies(timeout=wait_seconds, stop_after=1):
-            pass
+        self._heard = self._announcements.wait(self._heard, wait_seconds)
         return []
 
     def last(self, stream_name: str) -> int | None:
@@ -149,7 +139,4 @@ class NoHotLog:
         return 0
 
     def close(self) -> None:
-        """End the listening connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """The announcements are shared; whoever made them ends them."""

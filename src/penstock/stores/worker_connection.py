@@ -102,6 +102,8 @@ class SyncWorkerConnection:
         self._ahead = ExitStack()
         self._first = driver.cursor()
         self._last = driver.cursor()
+        # Apart from the statement before it: a cursor keeps how it adapts the values of one query.
+        self._commit = driver.cursor()
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
 
@@ -153,7 +155,7 @@ class SyncWorkerConnection:
         self._go_ahead()
         assert self._pipeline is not None
         self._last.execute(query, parameters)
-        self._last.execute("COMMIT", prepare=False)
+        self._commit.execute("COMMIT", prepare=False)
         if isinstance(self._pipeline, PatientPipeline):
             self._pipeline.finish(sync=True)
         else:
