@@ -5,6 +5,7 @@ It writes its process and worker ids to FOLDER/started, then does what its KIND 
 - `obedient` ends at SIGTERM; `deaf` ignores it; `brief` ends at once with code 3;
 - `beating` is obedient and beats; `hung` beats until its loop has not turned for too long;
 - `greedy` beats for a moment and then keeps the interpreter to itself;
+- `late` is beating once there is a file FOLDER/go;
 - `spare` waits for a line that says which of the others it is, and its id;
 - `guilty-…` is brief while a file FOLDER/guilty exists, and beating otherwise.
 
@@ -51,6 +52,8 @@ def main() -> None:
         file.write(f"{kind} {os.getpid()} {worker_id}\n")
     if kind == "brief" or (kind.startswith("guilty") and Path(folder, "guilty").exists()):
         sys.exit(3)
+    while kind.startswith("late") and not (Path(folder, "go").exists() or stop.is_set()):
+        threading.Event().wait(0.01)
     if descriptor.isdigit():
         pulse = load("heartbeat").Pulse(
             int(descriptor), timeout_seconds=float(timeout), longest_wait_seconds=0.0

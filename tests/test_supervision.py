@@ -45,6 +45,23 @@ def test_workers_that_hang_in_any_way_are_replaced_and_others_left_alone(tmp_pat
         assert is_there(well.pid)
 
 
+def test_only_so_many_workers_start_at_a_time(tmp_path: Path) -> None:
+    """On a small machine many at once would take so long that they look hung."""
+    at_a_time = 2 * (os.cpu_count() or 1)
+    kinds = [f"late-{number}" for number in range(at_a_time + 3)]
+    with host(tmp_path, *kinds, heartbeat_timeout=2.0):
+        children(tmp_path, count=at_a_time)
+        wait_until(
+            lambda: states(tmp_path)[kinds[-1]] == "waiting to be started",
+            what="the last one waits",
+        )
+        assert starts(tmp_path, kinds[-1]) == 0
+        (tmp_path / "go").touch()
+        wait_until(
+            lambda: set(states(tmp_path).values()) == {"running"}, what="all of them are running"
+        )
+
+
 def test_a_spare_takes_over_at_once_and_another_one_waits(tmp_path: Path) -> None:
     with host(tmp_path, "beating", with_spare=True, heartbeat_timeout=2.0):
         wait_until(lambda: len(spares(tmp_path)) == 1, what="a spare waits")

@@ -18,7 +18,7 @@ WORKER_ID = "{worker_id}"
 HEARTBEAT_FD = "{heartbeat_fd}"
 """Stands in a command line for the pipe to beat into; without it nobody listens."""
 
-FIRST_BEAT_SECONDS = 30.0
+FIRST_BEAT_SECONDS = 120.0
 """A child may take so long to start, however short the timeout is afterwards."""
 
 

@@ -21,7 +21,7 @@ class WorkerState(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
-    WAITING = "waiting to be started again"
+    WAITING = "waiting to be started"
     QUARANTINED = "quarantined"
 
 

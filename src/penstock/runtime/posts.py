@@ -55,6 +55,16 @@ class Post:
         self._starts = 0
 
     @property
+    def is_starting(self) -> bool:
+        """Whether its process has not given a sign of life yet."""
+        return self._state() is WorkerState.STARTING
+
+    @property
+    def was_filled(self) -> bool:
+        """Whether there has ever been a process here."""
+        return self._starts > 0
+
+    @property
     def is_filled(self) -> bool:
         """Whether nothing is under way here."""
         return self._state() in {WorkerState.RUNNING, WorkerState.QUARANTINED}

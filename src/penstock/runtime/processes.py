@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from penstock.core.crash_budget import CrashLimits
 from penstock.core.require import require
 from penstock.errors import UsageError
 from penstock.runtime.bench import Bench
 from penstock.runtime.children import Child, ProcessSpec
+from penstock.runtime.happenings import (
+    Happening,
+    InquiryEnded,
+    QuarantineChanged,
+    StopRequested,
+)
 from penstock.runtime.health import COUNTER_QUARANTINED, GAUGE_QUARANTINED, GroupReport
 from penstock.runtime.posts import (
     AwaitInquiry,
@@ -30,30 +36,13 @@ from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
 TURN_SECONDS = 1.0
+STARTING_TURN_SECONDS = 0.1
+STARTING_PER_CORE = 2
 LAST_RITES_SECONDS = 6.0
 # The second: a process that was still starting, had nothing in hand, and simply ended.
 _OBEDIENT = (0, -signal.SIGTERM)
 
 _logger = logging.getLogger("penstock")
-
-
-@dataclass(frozen=True, slots=True)
-class _StopRequested:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _InquiryEnded:
-    child: Child
-    is_explained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _QuarantineChanged:
-    pass
-
-
-_Happening = Child | _StopRequested | _InquiryEnded | _QuarantineChanged
 
 
 class ProcessGroup:
@@ -78,11 +67,12 @@ class ProcessGroup:
         self._on_death = on_death
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._turn_seconds = min(TURN_SECONDS, heartbeat_timeout_seconds / 8)
+        self._starting_max = STARTING_PER_CORE * (os.cpu_count() or 1)
         self._limits = limits
         self._quarantine = quarantine or Quarantine()
         self._quarantines = 0
         self._bench = Bench(spare)
-        self._happenings: queue.SimpleQueue[_Happening] = queue.SimpleQueue()
+        self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._posts: dict[str, Post] = {}
         self._last_rites: list[threading.Thread] = []
         self._turned_at = time.monotonic()
@@ -94,8 +84,8 @@ class ProcessGroup:
         """Run until told to stop. Returns whether every child then ended by itself, in time."""
         # Linux ends children with the thread that started them; only the main one surely lasts.
         assert threading.current_thread() is threading.main_thread()
-        with told_of_stop_signals(lambda: self._happenings.put(_StopRequested())):
-            self._quarantine.start(lambda: self._happenings.put(_QuarantineChanged()))
+        with told_of_stop_signals(lambda: self._happenings.put(StopRequested())):
+            self._quarantine.start(lambda: self._happenings.put(QuarantineChanged()))
             was_known = self._quarantine.is_known
             try:
                 for spec in self._specs:
@@ -116,20 +106,25 @@ class ProcessGroup:
             self._make_report()
             self._bench.prepare(is_quiet=all(post.is_filled for post in self._posts.values()))
             match self._next_happening(self._next_turn_at()):
-                case _StopRequested():
+                case StopRequested():
                     return
                 case Child() as child:
                     self._replace(child)
-                case _InquiryEnded(child, is_explained):
+                case InquiryEnded(child, is_explained):
                     self._end_inquiry(child, is_explained=is_explained)
-                case _QuarantineChanged():
+                case QuarantineChanged():
                     self._heed_quarantine(is_late=not was_known)
                     was_known = True
             self._watch()
 
     def _next_turn_at(self) -> float:
+        now = time.monotonic()
+        turn_seconds = self._turn_seconds
+        if any(post.is_starting for post in self._posts.values()):
+            # Others may be waiting for it to be done.
+            turn_seconds = min(turn_seconds, STARTING_TURN_SECONDS)
         dues = (post.due_at for post in self._posts.values() if post.due_at is not None)
-        return min([time.monotonic() + self._turn_seconds, *dues])
+        return min([now + turn_seconds, *(due_at for due_at in dues if due_at > now)])
 
     def _create(self, spec: ProcessSpec, delay_seconds: float = 0.0) -> None:
         """A post for a new spec; for its parts, where one of them must not run."""
@@ -149,6 +144,10 @@ class ProcessGroup:
     def _fill_posts(self) -> None:
         for post in self._posts.values():
             if post.due_at is None or post.due_at > time.monotonic():
+                continue
+            starting = sum(other.is_starting for other in self._posts.values())
+            if not post.was_filled and starting >= self._starting_max:
+                # Forty imports at once would all take so long that they look hung.
                 continue
             try:
                 child = post.fill(self._bench.take(post.spec))
@@ -277,7 +276,7 @@ class ProcessGroup:
         try:
             is_explained = self._on_death(child.worker_id) is True
         finally:
-            self._happenings.put(_InquiryEnded(child, is_explained))
+            self._happenings.put(InquiryEnded(child, is_explained))
 
     # ── ending ────────────────────────────────────────────────────────────────────────────────
 
@@ -295,7 +294,7 @@ class ProcessGroup:
                 case Child() as child:
                     all_ended_themselves = False
                     self._bury(child)
-                case _StopRequested():
+                case StopRequested():
                     self._send(signal.SIGKILL)
             if time.monotonic() >= deadline:
                 self._send(signal.SIGKILL)
@@ -324,7 +323,7 @@ class ProcessGroup:
 
     # ── waiting and telling ───────────────────────────────────────────────────────────────────
 
-    def _next_happening(self, deadline: float) -> _Happening | None:
+    def _next_happening(self, deadline: float) -> Happening | None:
         """The next end or signal; None when the deadline comes first."""
         with contextlib.suppress(queue.Empty):
             return self._happenings.get(timeout=max(0.0, deadline - time.monotonic()))
