@@ -22,6 +22,10 @@ SETTLE = (
     " SELECT 'test.consumer', event_uuid, position, 'dead'"
     "   FROM events.outbox_event WHERE position = 2"
 )
+STATES = (
+    "SELECT state FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'penstock test worker'"
+)
 REGISTER = (
     "INSERT INTO events.consumer (name, stream_name, start_position, settled_to)"
     " VALUES ('test.consumer', 'orders', 1, 3)"
@@ -186,3 +190,14 @@ def test_no_settled_event_is_shown_to_a_consumer_that_takes_them_singly(
     run_until_idle(bench.consumer(see, batch_size=1))
     assert seen == [1, 3]
     assert claims(heard) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_between_batches_the_connection_is_idle_and_closes_without_a_word(
+    bench: Workbench, handler: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = bench.consumer(handler)
+    run_until_idle(consumer)
+    assert bench.rows(STATES) == ["idle"]
+    consumer.close()
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
