@@ -14,7 +14,7 @@ from benchmarks.children import Child
 from benchmarks.report import Claim, Round
 from benchmarks.scale import Scale
 from benchmarks.with_penstock import STALL_SECONDS, drive, open_pipeline, opened_stage, send_numbers
-from benchmarks.workload import ledger_digest
+from benchmarks.workload import STREAM, ledger_digest
 
 HANDLER = "orm"
 PREFIX = "bench-processes"
@@ -24,11 +24,19 @@ TRUNCATE bench.ledger, events.processed_event, events.worker;
 DELETE FROM events.consumer;
 DELETE FROM events.stream_lease WHERE role LIKE 'consumer:%'
 """
+# Paused, so that all begin together when all are there.
+REGISTER_PAUSED = """
+INSERT INTO events.consumer (name, stream_name, start_position, lanes, paused_at)
+VALUES (%s, %s, 1, %s, now())
+"""
+RESUME = "UPDATE events.consumer SET paused_at = NULL"
+WORKERS = "SELECT count(*) FROM events.worker"
 SETTLED = "SELECT count(*) FROM events.processed_event"
-# Between a tenth and nine tenths all processes are at work: neither starting nor running dry.
+# Between a fifth and four fifths all processes are at work: neither starting nor running dry.
+MIDDLE = 0.6
 SECONDS = """
-SELECT extract(epoch FROM percentile_disc(0.9) WITHIN GROUP (ORDER BY processed_at)
-                        - percentile_disc(0.1) WITHIN GROUP (ORDER BY processed_at))::float8
+SELECT extract(epoch FROM percentile_disc(0.8) WITHIN GROUP (ORDER BY processed_at)
+                        - percentile_disc(0.2) WITHIN GROUP (ORDER BY processed_at))::float8
   FROM events.processed_event
 """
 
@@ -53,21 +61,24 @@ class Splitting:
 
     def _handle(self, processes: int) -> tuple[float, str]:
         self._connection.execute(RESET)
+        self._connection.execute(REGISTER_PAUSED, (f"bench.{HANDLER}", STREAM, processes))
         shape = f"{processes}x{BATCH_SIZE}"
         arguments = ("worker", f"consumer:{HANDLER}", *self._urls, PREFIX, shape)
         with ExitStack() as stack:
             for _ in range(processes):
                 stack.enter_context(Child("benchmarks.with_penstock", *arguments))
-            self._wait_until_settled()
+            self._wait_until(WORKERS, processes)
+            self._connection.execute(RESUME)
+            self._wait_until(SETTLED, self._count)
         row = self._connection.execute(SECONDS).fetchone()
         assert row is not None
-        return 0.8 * self._count / row[0], ledger_digest(self._connection, self._count)
+        return MIDDLE * self._count / row[0], ledger_digest(self._connection, self._count)
 
-    def _wait_until_settled(self) -> None:
+    def _wait_until(self, query: str, count: int) -> None:
         deadline = time.perf_counter() + STALL_SECONDS
-        while self._connection.execute(SETTLED).fetchone() != (self._count,):
+        while self._connection.execute(query.encode()).fetchone() != (count,):
             if time.perf_counter() > deadline:
-                raise RuntimeError(f"{self._count} events were not handled in {STALL_SECONDS:g} s")
+                raise RuntimeError(f"{query} was not {count} within {STALL_SECONDS:g} s")
             time.sleep(0.1)
 
 

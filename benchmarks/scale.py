@@ -33,7 +33,7 @@ FULL = Scale(
     latencies=30,
     latencies_warm_up=20,
     latency_handlers=("psycopg", "orm"),
-    split=12_000,
+    split=40_000,
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(

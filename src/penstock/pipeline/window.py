@@ -51,6 +51,8 @@ class StreamWindow:
         self._behind_lock = threading.Lock()
         self._changed = threading.Condition()
         self._is_reading = False
+        self._has_more = False
+        """Whether the last read was as long as it could be."""
         self._first = 1
         self._entries: list[Entry] = []
         self._owners: list[int] = []
@@ -78,11 +80,19 @@ class StreamWindow:
                 is_behind = False
                 self._extend(after, wait_seconds)
                 found = self._find(lane, after, count)
+                if len(found.entries) < count and self._has_more:
+                    # A full batch costs little more than the few that happen to be here.
+                    self._extend(self._last, 0.0)
+                    found = self._find(lane, after, count)
         return self._read_behind(lane, after, count) if is_behind else found
+
+    @property
+    def _last(self) -> int:
+        return self._first + len(self._entries) - 1
 
     def _extend(self, after: int, wait_seconds: float) -> None:
         """See to it that there is something behind `after`, if possible. Holds the lock."""
-        last = self._first + len(self._entries) - 1
+        last = self._last
         if self._entries and after < last:
             return
         if self._is_reading:
@@ -93,15 +103,17 @@ class StreamWindow:
             self._forget(len(self._entries))
             self._first = after + 1
         self._is_reading = True
+        count = self._count
         self._changed.release()
         try:
             entries = self._ahead.read(
-                self._control(), after=after, count=self._count, wait_seconds=wait_seconds
+                self._control(), after=after, count=count, wait_seconds=wait_seconds
             )
         finally:
             self._changed.acquire()
             self._is_reading = False
             self._changed.notify_all()
+        self._has_more = len(entries) == count
         self._entries += entries
         self._owners += self._owners_of(entries)
         size_bytes = sum(len(entry.payload) for entry in entries)
