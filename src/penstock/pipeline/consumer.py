@@ -27,8 +27,10 @@ from penstock.stores.streams import Streams
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
-# How soon a worker notices that others came or went, that a lane is free, or that it was paused.
+# How soon a worker notices that others came, or that its consumer was paused or moved; and, where
+# others hold lanes, that one of these is free.
 WATCH_SECONDS = 0.5
+WATCH_OTHERS_SECONDS = 0.25
 AFTER_SECONDS = 0.01
 
 
@@ -68,9 +70,12 @@ class Consumer:
             self._consuming.leases.join(self._consuming.control(), self._name)
             return AGAIN
         self._note_pause(view)
-        self._adjust(lanes_for(view, worker_id))
-        # If it is not renewed by then, its holder is dead and the lane is free at that moment.
-        pause_seconds = min(WATCH_SECONDS, (view.next_end_seconds or WATCH_SECONDS) + AFTER_SECONDS)
+        wanted = lanes_for(view, worker_id)
+        self._adjust(wanted)
+        pause_seconds = WATCH_SECONDS if len(wanted) == view.lanes else WATCH_OTHERS_SECONDS
+        if view.next_end_seconds is not None:
+            # If it is not renewed by then, its holder is dead and the lane is free at that moment.
+            pause_seconds = min(pause_seconds, view.next_end_seconds + AFTER_SECONDS)
         return Progress(0, pause_seconds=pause_seconds)
 
     def wait(self, stop: threading.Event) -> None:
