@@ -13,7 +13,12 @@ import pytest
 
 from penstock.core.lanes import LaneView, fair_share, lane_of, lanes_for
 from penstock.pipeline import window as windows
+from penstock.pipeline.reader import TierReader
+from penstock.stores.control_connection import ControlConnection
+from penstock.stores.outbox import Outbox
+from penstock.stores.streams import Streams
 from penstock.telemetry import signals
+from tests.bench_of_one import Workbench
 from tests.lanes_at_work import CONSUMER, Counted, Shop, insert
 from tests.publishing import told
 from tests.waiting import SOON_SECONDS, wait_until
@@ -111,6 +116,33 @@ def test_a_lane_far_behind_reads_for_itself(shop: Shop, monkeypatch: pytest.Monk
         )
         release.set()
         shop.wait_until_handled()
+
+
+def test_a_lane_that_is_behind_does_not_wait_for_one_that_is_not(
+    database_url: str, redis_url: str
+) -> None:
+    with closing(Workbench(database_url, redis_url)) as bench:
+        bench.send(20)
+        bench.publish()
+        hot_log = bench.hot_log()
+        readers = [
+            TierReader("test.consumer", "orders", hot_log, Outbox(), Streams()) for _ in range(2)
+        ]
+        control = ControlConnection(database_url, "penstock test", statement_seconds=10.0)
+        window = windows.StreamWindow(2, 10, control.get, ahead=readers[0], behind=readers[1])
+        ahead = threading.Thread(
+            target=lambda: window.read(0, after=20, count=10, wait_seconds=SOON_SECONDS)
+        )
+        ahead.start()
+        wait_until(lambda: window._is_reading, what="one lane waits for new entries")
+        scan = window.read(1, after=0, count=10, wait_seconds=0.0)
+        assert scan.entries
+        bench.send(1)
+        bench.publish()
+        ahead.join(SOON_SECONDS)
+        assert not ahead.is_alive()
+        hot_log.close()
+        control.close()
 
 
 def test_async_handlers_have_lanes_too(shop: Shop) -> None:

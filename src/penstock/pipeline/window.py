@@ -74,17 +74,18 @@ class StreamWindow:
             )
             return Scan(entries, entries[-1].position if entries else after)
         with self._changed:
-            if after + 1 < self._first and self._entries:
-                is_behind = True
-            else:
-                is_behind = False
-                self._extend(after, wait_seconds)
-                found = self._find(lane, after, count)
-                if len(found.entries) < count and self._has_more:
-                    # A full batch costs little more than the few that happen to be here.
-                    self._extend(self._last, 0.0)
-                    found = self._find(lane, after, count)
-        return self._read_behind(lane, after, count) if is_behind else found
+            if after + 1 >= self._first:
+                return self._read_here(lane, after, count, wait_seconds)
+        return self._read_behind(lane, after, count)
+
+    def _read_here(self, lane: int, after: int, count: int, wait_seconds: float) -> Scan:
+        self._extend(after, wait_seconds)
+        found = self._find(lane, after, count)
+        if len(found.entries) < count and self._has_more:
+            # A full batch costs little more than the few that happen to be here.
+            self._extend(self._last, 0.0)
+            found = self._find(lane, after, count)
+        return found
 
     @property
     def _last(self) -> int:
