@@ -836,3 +836,21 @@ def test_without_redis_a_crash_before_the_confirmation_is_made_good(settings: Se
     with worker(settings) as publisher:
         publisher.publish_all()
     assert state_of(settings) == (3, 3)
+
+
+def test_a_lease_that_cannot_be_made_use_of_is_not_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(settings.database_url, "orders", 3)
+    read = Streams.read
+    broken = [True]
+
+    def read_once_in_vain(self: Streams, *arguments: Any) -> Any:
+        if broken.pop() if broken else False:
+            raise psycopg.OperationalError
+        return read(self, *arguments)
+
+    monkeypatch.setattr(Streams, "read", read_once_in_vain)
+    with running(settings):
+        wait_until(lambda: state_of(settings) == (3, 3), what="another try publishes them")
+    assert not broken

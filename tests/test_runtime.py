@@ -18,6 +18,8 @@ from penstock.runtime.loop import Loop
 from penstock.stores.leases import LeaseTable
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
+from tests.proxy import Proxy
+from tests.publishing import at
 from tests.waiting import wait_until
 
 STREAM, ROLE = "orders", "consumer:test.c"
@@ -119,6 +121,41 @@ def test_a_lease_has_one_holder_and_a_growing_term(
     assert acquired(second, connection).term == lease.term + 1
     first.close()
     second.close()
+
+
+def test_a_lease_whose_acquisition_breaks_off_is_not_kept_and_can_be_taken_at_once(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    kept = keeper(database_url)
+    with psycopg.connect(database_url, autocommit=True) as doomed:
+        pid = doomed.info.backend_pid
+
+        def end_backend() -> None:
+            connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+        with at(signals.LeaseAcquired, end_backend), pytest.raises(psycopg.OperationalError):
+            kept.acquire(doomed, STREAM, ROLE)
+    again = acquired(kept, connection)
+    assert again.was_clean, "whoever held it is alive: it is this very process"
+    kept.close()
+
+
+def test_a_lease_that_was_granted_without_an_answer_can_be_taken_at_once(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    # So long that it is not over before the test.
+    kept = keeper(database_url, lease_seconds=300.0, lease_renew_seconds=100.0)
+    with Proxy.to(database_url) as proxy:
+        cut_off = psycopg.connect(proxy.url(database_url), autocommit=True)
+        proxy.cut_reply_to(b"UPDATE events.stream_lease")
+        with pytest.raises(psycopg.OperationalError):
+            kept.acquire(cut_off, STREAM, ROLE)
+        wait_until(lambda: proxy.cuts == 1, what="the reply was cut off")
+        cut_off.close()
+    wait_until(
+        lambda: kept.acquire(connection, STREAM, ROLE) is not None, what="it is ours to take"
+    )
+    kept.close()
 
 
 def test_renewal_outlives_the_lease_time_and_never_waits_for_a_handler(

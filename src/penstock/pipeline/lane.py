@@ -133,6 +133,8 @@ class Lane:
 
     def _take_lease(self) -> Lease | None:
         known = self._known
+        # Before the lease: whatever fails once it is ours must find it in our hands.
+        head = self._streams.read(self._control(), known.stream_name).head
         lease = self._leases.acquire(
             self._control(),
             known.stream_name,
@@ -147,7 +149,7 @@ class Lane:
             # Whoever held it before died or hung, perhaps because of what it had in hand: no more
             # than a batch, and nothing that has come since.
             self._suspects_left = self._options.batch_size
-            self._suspects_last = self._streams.read(self._control(), known.stream_name).head
+            self._suspects_last = head
         return replace(lease, epoch=known.epoch, settled_to=known.settled_to)
 
     def _interrupt(self) -> None:

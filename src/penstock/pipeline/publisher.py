@@ -209,11 +209,19 @@ class Publisher:
         for stream_name in waiting - self._registered:
             self._streams.register(self._connection, stream_name)
             self._registered.add(stream_name)
-        for stream_name in self._streams.unleased(self._connection):
+        for stream_name in self._streams.unleased(self._connection, self._leases.worker_id):
+            if stream_name in self._publications:
+                continue
             self._lease_table.ensure(self._connection, stream_name, PUBLISHER)
             lease = self._leases.acquire(self._connection, stream_name, PUBLISHER)
-            if lease is not None:
+            if lease is None:
+                continue
+            try:
                 self._adopt(lease)
+            except BaseException as error:
+                # Nobody will know of this lease: it must not be renewed for ever.
+                self._leases.abandon(lease, str(error).strip())
+                raise
         for publication in self._publications.values():
             publication.is_unchecked = True
             publication.needs_sweep = publication.stream_name in waiting

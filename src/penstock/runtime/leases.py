@@ -48,7 +48,7 @@ class LeaseKeeper:
         )
         self._joined: set[str] = set()
         self._held: dict[tuple[str, str], _Held] = {}
-        self._abandoned: dict[tuple[str, str], str] = {}
+        self._abandoned: dict[tuple[str, str], set[str]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -67,23 +67,35 @@ class LeaseKeeper:
     ) -> Lease | None:
         """Take a lease if it is free, ending what a former holder left open."""
         asked_at = time.monotonic()
+        owner = owner_id(role, stream_name, new_token())
+        with self._lock:
+            abandoned = self._abandoned.setdefault((stream_name, role), set())
+            formerly_ours = list(abandoned)
+            # Until the answer is here: it may be granted, and the answer lost.
+            abandoned.add(owner)
         lease = self._table.acquire(
             connection,
             stream_name,
             role,
-            owner_id=owner_id(role, stream_name, new_token()),
+            owner_id=owner,
             worker_id=self._worker_id,
             lease_seconds=self._granted_seconds,
-            abandoned_owner_id=self._abandoned.get((stream_name, role)),
+            abandoned_owner_ids=formerly_ours,
         )
-        if lease is None:
-            return None
         with self._lock:
-            self._abandoned.pop((stream_name, role), None)
+            abandoned.discard(owner)
+            if lease is None:
+                return None
+            abandoned.clear()
             self._held[stream_name, role] = _Held(lease, asked_at + self._granted_seconds)
         self._ensure_thread()
         emit(signals.LeaseAcquired(stream_name, role, lease.owner_id, lease.term))
-        ended = self._table.end_predecessor(connection, lease, former_groups)
+        try:
+            ended = self._table.end_predecessor(connection, lease, former_groups)
+        except BaseException as error:
+            # Nobody will know of this lease: it must not be renewed for ever.
+            self.abandon(lease, str(error).strip())
+            raise
         if ended:
             emit(signals.PredecessorEnded(stream_name, role, ended))
         return lease
@@ -120,7 +132,8 @@ class LeaseKeeper:
     def abandon(self, lease: Lease, reason: str) -> None:
         """Stop renewing a lease that could not be given back, and remember it as our own."""
         with self._lock:
-            self._abandoned[lease.stream_name, lease.role] = lease.owner_id
+            key = (lease.stream_name, lease.role)
+            self._abandoned.setdefault(key, set()).add(lease.owner_id)
         self.forget(lease, reason)
 
     def release(self, connection: psycopg.Connection[Any], lease: Lease) -> None:

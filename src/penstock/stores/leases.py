@@ -51,7 +51,7 @@ class LeaseTable:
         owner_id: str,
         worker_id: str,
         lease_seconds: float,
-        abandoned_owner_id: str | None = None,
+        abandoned_owner_ids: Sequence[str] = (),
     ) -> Lease | None:
         """Take the lease if nobody holds it, or if its holder is this process's own past."""
         row = connection.execute(
@@ -62,7 +62,7 @@ class LeaseTable:
                 "owner_id": owner_id,
                 "worker_id": worker_id,
                 "lease_seconds": lease_seconds,
-                "abandoned_owner_id": abandoned_owner_id,
+                "abandoned_owner_ids": list(abandoned_owner_ids),
             },
         ).fetchone()
         if row is None:

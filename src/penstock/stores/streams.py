@@ -49,9 +49,10 @@ class Streams:
         """Every stream of this database."""
         return [name for (name,) in connection.execute(self._sql["names"]).fetchall()]
 
-    def unleased(self, connection: Connection) -> list[str]:
-        """The streams that no publisher holds just now."""
-        return [name for (name,) in connection.execute(self._sql["unleased"]).fetchall()]
+    def unleased(self, connection: Connection, worker_id: str) -> list[str]:
+        """The streams that no other publisher holds just now."""
+        rows = connection.execute(self._sql["unleased"], {"worker_id": worker_id}).fetchall()
+        return [name for (name,) in rows]
 
     def confirm(self, connection: Connection, stream_name: str, position: int) -> None:
         """Record how far the hot log reaches. May be lost in a crash, harmlessly."""

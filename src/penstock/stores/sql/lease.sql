@@ -12,10 +12,11 @@ ON CONFLICT DO NOTHING
 -- database's, read now: now() is the start of the transaction, which may be long ago. A lease
 -- that this process could not give back is its own to take; the new term fences what it left.
 WITH free AS (
-    SELECT stream_name, role, clean OR coalesce(owner_id = %(abandoned_owner_id)s, false) AS clean
+    SELECT stream_name, role,
+           clean OR coalesce(owner_id = ANY(%(abandoned_owner_ids)s::text[]), false) AS clean
       FROM events.stream_lease
      WHERE stream_name = %(stream_name)s AND role = %(role)s
-       AND (lease_until < clock_timestamp() OR owner_id = %(abandoned_owner_id)s)
+       AND (lease_until < clock_timestamp() OR owner_id = ANY(%(abandoned_owner_ids)s::text[]))
        FOR UPDATE SKIP LOCKED
 )
 UPDATE events.stream_lease l

@@ -16,11 +16,12 @@ SELECT name, origin::text, head, published
 SELECT name FROM events.stream ORDER BY name
 
 -- name: unleased
--- One question for all streams: those that no publisher holds just now.
+-- One question for all streams: those that no publisher holds just now, or that this process does
+-- according to the books; it may have forgotten one whose acquisition broke off.
 SELECT s.name
   FROM events.stream s
   LEFT JOIN events.stream_lease l ON l.stream_name = s.name AND l.role = 'publisher'
- WHERE l.lease_until IS NULL OR l.lease_until < clock_timestamp()
+ WHERE l.lease_until IS NULL OR l.lease_until < clock_timestamp() OR l.worker_id = %(worker_id)s
  ORDER BY s.name
 
 -- name: confirm
