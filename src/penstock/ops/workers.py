@@ -25,7 +25,7 @@ def release_dead_worker(settings: Settings, worker_id: str) -> bool:
     try:
         with connect(settings.database_url, "penstock supervisor") as connection:
             LeaseTable(settings.schema).release_worker(connection, worker_id)
-            return _forget_worker(connection, settings.schema, worker_id)
+            return _has_suspect(connection, settings.schema, worker_id)
     except (psycopg.Error, PenstockError) as error:
         _logger.warning(
             "the leases of dead worker %s run out by themselves, because releasing them failed: %s",
@@ -43,8 +43,7 @@ def read_database_clock(connection: psycopg.Connection[Any], schema: str) -> dat
     return moment
 
 
-def _forget_worker(connection: psycopg.Connection[Any], schema: str, worker_id: str) -> bool:
-    queries = Queries("worker.sql", schema)
-    connection.execute(queries["forget"], {"worker_id": worker_id})
-    row = connection.execute(queries["has_suspect"], {"worker_id": worker_id}).fetchone()
+def _has_suspect(connection: psycopg.Connection[Any], schema: str, worker_id: str) -> bool:
+    query = Queries("worker.sql", schema)["has_suspect"]
+    row = connection.execute(query, {"worker_id": worker_id}).fetchone()
     return row is not None and bool(row[0])

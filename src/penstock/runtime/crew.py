@@ -62,11 +62,6 @@ class Crew:
         for member in members:
             member.stop.set()
 
-    def running(self) -> set[str]:
-        """The stages that have not ended yet."""
-        with self._lock:
-            return {name for name, member in self._members.items() if member.thread.is_alive()}
-
     def wait(self, names: set[str]) -> None:
         """Wait until these have ended. Not for a stage to call on itself."""
         with self._lock:

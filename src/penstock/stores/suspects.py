@@ -50,10 +50,6 @@ class Suspects:
         """The same as part of a batch, so that both are true at once."""
         worker.execute(self._sql["finish"], {"consumer": consumer, "position": position})
 
-    def of_worker(self, connection: Connection, worker_id: str) -> list[tuple[str, int]]:
-        """What a process was running alone: consumer and position."""
-        return connection.execute(self._sql["of_worker"], {"worker_id": worker_id}).fetchall()
-
     def bury(
         self,
         worker: WorkerConnection,

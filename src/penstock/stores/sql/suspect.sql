@@ -14,10 +14,6 @@ RETURNING starts, set_config('synchronous_commit', 'off', true)
 -- The attempt ended, well or not, and the process is still there.
 DELETE FROM events.suspect WHERE consumer = %(consumer)s AND position = %(position)s
 
--- name: of_worker
--- What a dead process was running alone when it died explains its death.
-SELECT consumer, position FROM events.suspect WHERE worker_id = %(worker_id)s
-
 -- name: bury
 -- What is known of an event that ends its process: its entry, and when it was started.
 INSERT INTO events.dead_letter (consumer, stream_name, position, event_uuid, event_type, version,

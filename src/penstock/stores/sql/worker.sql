@@ -1,7 +1,3 @@
--- name: forget
--- A dead process serves nobody: its lanes are shared out without it.
-DELETE FROM events.worker WHERE worker_id = %(worker_id)s
-
 -- name: has_suspect
 -- A start that was recorded and never finished: the event, not the worker, is to blame.
 SELECT EXISTS (SELECT 1 FROM events.suspect WHERE worker_id = %(worker_id)s)
