@@ -68,6 +68,11 @@ crash-matrix: $(READY) ## crash at every signal and prove that nothing is lost o
 fleet: $(READY) ## kill, pause and add hosts under load, and measure who waited how long
 	$(BIN)/python -m tests.fleet_drill
 
+.PHONY: failures
+failures: $(READY) ## make keys fail and kill workers, and measure what the other keys notice
+	$(BIN)/python -m tests.failure_drill
+	$(BIN)/python -m tests.redrive_drill
+
 .PHONY: bench
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks

@@ -22,6 +22,16 @@ TRACES = (
        VALUES (%(name)s, 9, gen_random_uuid(), 'w')""",
     """INSERT INTO events.seek (consumer, old_checkpoint, new_checkpoint, sought_by)
        VALUES (%(name)s, 1, 2, 'me')""",
+    """INSERT INTO events.effect (consumer, event_uuid, effect, host)
+       VALUES (%(name)s, gen_random_uuid(), 'mail', 'web02')""",
+    """WITH done AS (INSERT INTO events.operation (kind, consumer, requested_by)
+                     VALUES ('redrive', %(name)s, 'me') RETURNING id)
+       INSERT INTO events.operation_event (operation_id, consumer, event_uuid, position)
+       SELECT id, %(name)s, gen_random_uuid(), 3 FROM done""",
+    """WITH done AS (INSERT INTO events.operation (kind, requested_by)
+                     VALUES ('redrive', 'me') RETURNING id)
+       INSERT INTO events.operation_event (operation_id, consumer, event_uuid, position)
+       SELECT id, %(name)s, gen_random_uuid(), 4 FROM done""",
 )
 
 

@@ -16,20 +16,14 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.books import (
-    Books,
-    ConsumerHistory,
-    Effect,
-    History,
-    SentRow,
-    SettledRow,
-    audit,
-)
-from penstock.core.leases import consumer_role
+from penstock.core.audit import audit
+from penstock.core.books import Books
+from penstock.core.history import ConsumerHistory, History, SentRow
 from penstock.stores.configuration import PREFIX
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.migrations import migrate
 from tests.fleet_app import CONSUMER, LANES, STREAM, TABLES, Moved, build_pipeline
+from tests.histories import read_consumer
 from tests.line import Worker
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -347,20 +341,4 @@ def _consumer_history(connection: psycopg.Connection[Any]) -> ConsumerHistory:
     effects = connection.execute(
         "SELECT event_uuid::text, account, of_account FROM effect ORDER BY number"
     ).fetchall()
-    settled = connection.execute(
-        "SELECT event_uuid::text, position, outcome FROM events.processed_event"
-    ).fetchall()
-    lanes, epoch, settled_to = connection.execute(
-        "SELECT lanes, epoch, settled_to FROM events.consumer WHERE name = %s", [FULL_NAME]
-    ).fetchone() or (1, 1, 0)
-    reached = dict(
-        connection.execute("SELECT role, checkpoint FROM events.stream_lease").fetchall()
-    )
-    roles = [consumer_role(FULL_NAME, epoch, lane, lanes) for lane in range(lanes)]
-    return ConsumerHistory(
-        name=CONSUMER,
-        effects=tuple(Effect(*row) for row in effects),
-        settled=tuple(SettledRow(*row) for row in settled),
-        checkpoints=tuple(reached.get(role, 0) for role in roles),
-        settled_to=settled_to,
-    )
+    return read_consumer(connection, FULL_NAME, STREAM, effects)

@@ -15,15 +15,9 @@ from typing import Any
 import psycopg
 import redis
 
-from penstock.core.books import (
-    Books,
-    ConsumerHistory,
-    Effect,
-    History,
-    SentRow,
-    SettledRow,
-    audit,
-)
+from penstock.core.audit import audit
+from penstock.core.books import Books
+from penstock.core.history import ConsumerHistory, History, SentRow
 from penstock.core.leases import consumer_role
 from penstock.core.wire import encode_entry
 from penstock.stores.configuration import PREFIX
@@ -31,6 +25,7 @@ from penstock.stores.identity import new_event_uuid
 from penstock.stores.migrations import migrate
 from penstock.telemetry.failpoints import ENVIRONMENT_NAME
 from tests.databases import name_of, new_database
+from tests.histories import read_consumer
 from tests.waiting import SOON_SECONDS, wait_until
 from tests.workload import STREAM, TABLES, Journal, Posted, Sender, build_pipeline
 
@@ -50,7 +45,8 @@ SETTINGS: Mapping[str, Any] = {
 PROGRESS = """
 SELECT (SELECT count(*) FROM events.outbox_event WHERE position IS NULL),
        (SELECT count(*) FROM events.stream_lease WHERE role = ANY(%s) AND checkpoint >=
-               (SELECT coalesce(max(head), 0) FROM events.stream))
+               (SELECT coalesce(max(head), 0) FROM events.stream)),
+       (SELECT count(*) FROM events.parked_event WHERE consumer = ANY(%s))
 """
 
 
@@ -331,18 +327,23 @@ class Line:
     def wait_until_handled(
         self, consumers: Sequence[str] = CONSUMERS, seconds: float = SOON_SECONDS
     ) -> None:
-        """Everything that is in the outbox is numbered and settled by these consumers."""
+        """Everything that is in the outbox is numbered and settled, and nothing is parked."""
 
         roles = [lease_role(name) for name in consumers]
+        full_names = [f"line.{name}" for name in consumers]
 
         def is_done() -> bool:
             try:
-                ((unnumbered, done),) = self.ask(PROGRESS, roles)
+                ((unnumbered, done, parked),) = self.ask(PROGRESS, roles, full_names)
             except psycopg.OperationalError:
                 return False
-            return bool(unnumbered == 0 and done == len(consumers))
+            return bool(unnumbered == parked == 0 and done == len(consumers))
 
-        wait_until(is_done, seconds=seconds, what=lambda: f"everything is handled:\n{self.tails()}")
+        wait_until(
+            is_done,
+            seconds=seconds,
+            what=lambda: f"everything is handled:\n{self.books(consumers)}\n{self.tails()}",
+        )
 
     def tails(self) -> str:
         """The last words of every worker process."""
@@ -355,7 +356,7 @@ class Line:
         self.wait_until_handled(consumers, seconds)
         books = self.books(consumers)
         assert books.balance, str(books)
-        assert books.pending == 0, str(books)
+        assert books.pending == books.parked == books.dead == 0, str(books)
         assert books.sent > 0, "nothing was sent: the test shows nothing"
         return books
 
@@ -400,28 +401,7 @@ def _consumer_history(connection: psycopg.Connection[Any], name: str) -> Consume
         " WHERE consumer = %s ORDER BY number",
         (full_name,),
     ).fetchall()
-    settled = connection.execute(
-        "SELECT event_uuid::text, position, outcome FROM events.processed_event"
-        " WHERE consumer = %s",
-        (full_name,),
-    ).fetchall()
-    # Without a row the consumer is not registered yet, and has one lane at the beginning.
-    lanes, epoch, settled_to = connection.execute(
-        "SELECT lanes, epoch, settled_to FROM events.consumer WHERE name = %s", (full_name,)
-    ).fetchone() or (1, 1, 0)
-    reached = dict(
-        connection.execute(
-            "SELECT role, checkpoint FROM events.stream_lease WHERE stream_name = %s", (STREAM,)
-        ).fetchall()
-    )
-    roles = [consumer_role(full_name, epoch, lane, lanes) for lane in range(lanes)]
-    return ConsumerHistory(
-        name=name,
-        effects=tuple(Effect(*row) for row in effects),
-        settled=tuple(SettledRow(*row) for row in settled),
-        checkpoints=tuple(reached.get(role, 0) for role in roles),
-        settled_to=settled_to,
-    )
+    return read_consumer(connection, full_name, STREAM, effects)
 
 
 def full_role(role: str) -> str:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
 import psycopg
 
+from penstock.ops.redriving import Plan, Redrive, Redriven
+from penstock.stores.configuration import PREFIX
+from penstock.stores.dead_letters import Criteria
 from tests.line import PUBLISHER, Line, Worker, lease_role
 from tests.proxy import Proxy
-from tests.waiting import wait_until
-from tests.workload import FAIL_AT, STREAM
+from tests.waiting import SOON_SECONDS, wait_until
+from tests.workload import MOOD, STREAM, Mood
 
 LOG_KEY = f"penstock:{{{STREAM}}}:log"
 META_KEY = f"penstock:{{{STREAM}}}:meta"
+IS_AT_HEAD = """
+SELECT NOT EXISTS (SELECT 1 FROM events.outbox_event WHERE position IS NULL)
+       AND checkpoint >= (SELECT max(head) FROM events.stream)
+  FROM events.stream_lease WHERE role = %s
+"""
 
 
 class Provocation:
@@ -35,6 +44,9 @@ class Provocation:
         """After the victim's death: what an operator would do."""
         self.stack.close()
 
+    def mend(self) -> None:
+        """While its successor works: what an operator would do then."""
+
     def wait(self, victim: Worker, condition: str, *parameters: object) -> None:
         """Until a query says true, or the victim is dead."""
         wait_until(
@@ -51,11 +63,69 @@ class Provocation:
         )
 
 
-class HandlerFails(Provocation):
-    """The handler fails once, in the middle of a batch."""
+class Moody(Provocation):
+    """Some events fail a few times; their keys are parked, and drained in between."""
+
+    mood = Mood.MOODY
 
     def prepare(self) -> Mapping[str, str]:
-        return {FAIL_AT: "15"}
+        return {MOOD: self.mood}
+
+
+class Stubborn(Moody):
+    """Some events fail as long as the victim lives, and queues grow longer than they should."""
+
+    mood = Mood.STUBBORN
+
+    def prepare(self) -> Mapping[str, str]:
+        return {**super().prepare(), f"{PREFIX}PARKED_PER_KEY_MAX": "3"}
+
+
+class Hopeless(Moody):
+    """Some events are buried. An operator redrives them while the victim's successor works."""
+
+    mood = Mood.HOPELESS
+
+    def mend(self) -> None:
+        # Not at once: the successor comes by later events of these keys before they are redriven.
+        wait_until(
+            lambda: bool(self.line.value(IS_AT_HEAD, lease_role(self.role))),
+            what="the successor has passed everything",
+        )
+        deadline = time.monotonic() + SOON_SECONDS
+        redriven = self.redrive(lambda: time.monotonic() > deadline)
+        assert redriven.ended_as == "done", redriven
+        assert redriven.tally.failed == 0, redriven
+
+    def redrive(self, is_interrupted: Callable[[], bool]) -> Redriven:
+        plan = Plan(criteria=Criteria(), by="the crash matrix")
+        with psycopg.connect(self.line.database_url, autocommit=True) as connection:
+            return Redrive(connection, plan).run(is_interrupted)
+
+
+class RedrivenInVain(Hopeless):
+    """The operator redrives while the victim works, too, and what was dead is dead again."""
+
+    def act(self, victim: Worker) -> None:
+        deadline = time.monotonic() + SOON_SECONDS
+        while victim.is_alive and time.monotonic() < deadline:
+            self.wait(
+                victim,
+                "SELECT EXISTS (SELECT 1 FROM events.processed_event WHERE outcome = 'dead')",
+            )
+            self.redrive(lambda: not victim.is_alive)
+
+
+class Holding(Hopeless):
+    """The same, and the keys of such events wait for the operator."""
+
+    mood = Mood.HOLDING
+
+
+class Strict(Moody):
+    """The victim comes to an event that it must know, and does not."""
+
+    mood = Mood.STRICT
 
 
 class Terminated(Provocation):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.books import (
-    Anomaly,
-    Books,
+from penstock.core.audit import audit
+from penstock.core.books import Anomaly, Books
+from penstock.core.history import (
     ConsumerHistory,
     Effect,
     History,
+    ParkedRow,
+    Seek,
     SentRow,
     SettledRow,
-    audit,
 )
-from penstock.core.lanes import lane_of
+from penstock.core.lanes import key_hash, lane_of
 
 Damage = Callable[[History, random.Random], History]
 
@@ -68,9 +69,21 @@ def correct_history(
                 effects=effects,
                 settled=settled,
                 checkpoints=tuple(min(reached, head) for reached in checkpoints),
+                parked=tuple(_parked_rows(passed)),
+                dead=frozenset(row.event_uuid for row, outcome in passed if outcome == "dead"),
             ),
         ),
     )
+
+
+def _parked_rows(passed: list[tuple[SentRow, str]]) -> Iterator[ParkedRow]:
+    """The first of each key has a time, the others wait behind it."""
+    keys: set[int] = set()
+    for row, outcome in passed:
+        if outcome == "parked":
+            hashed = key_hash(row.key, row.event_uuid)
+            yield ParkedRow(row.event_uuid, row.position or 0, hashed, is_due=hashed not in keys)
+            keys.add(hashed)
 
 
 @st.composite
@@ -80,13 +93,18 @@ def correct_histories(draw: st.DrawFn, *, size_min: int = 0) -> History:
     head = len(keys) - unnumbered
     lanes = draw(st.sampled_from([1, 2, 3, 16]))
     reached = st.integers(min(size_min, head), head)
+    outcomes = st.sampled_from(["skipped", "dead", "discarded"])
+    aside = draw(st.dictionaries(st.integers(3, 40), outcomes, max_size=5))
+    # A key that is parked from some position on: whatever comes behind waits.
+    parked_key, parked_from = draw(st.sampled_from("abc-")), draw(st.integers(1, 40))
+    for position, key in enumerate(keys, 1):
+        if key == parked_key and position >= parked_from:
+            aside[position] = "parked"
     return correct_history(
         keys,
         checkpoints=tuple(draw(st.lists(reached, min_size=lanes, max_size=lanes))),
         unnumbered=unnumbered,
-        outcomes=draw(
-            st.dictionaries(st.integers(3, 40), st.sampled_from(["skipped", "dead"]), max_size=5)
-        ),
+        outcomes=aside,
     )
 
 
@@ -107,7 +125,7 @@ def test_a_correct_history_has_no_anomaly(history: History) -> None:
     books = audit(history)
     assert books.balance, str(books)
     (consumer,) = books.consumers
-    assert consumer.handled + consumer.passed + consumer.pending == consumer.due == books.sent
+    assert sum(consumer.as_plain().values()) == consumer.due == books.sent
 
 
 def test_an_unknown_outcome_may_be_either() -> None:
@@ -132,7 +150,7 @@ def test_events_before_a_consumers_start_are_not_its_business() -> None:
 
 def test_books_are_readable_and_have_a_plain_form() -> None:
     books = audit(correct_history(["a", "b"], checkpoint=1))
-    assert "handled 1, passed 0, pending 1 of 2" in str(books)
+    assert "handled 1, passed 0, parked 0, dead 0, pending 1 of 2" in str(books)
     assert "the books balance" in str(books)
     assert books.as_plain()["anomalies"] == {anomaly.name.lower(): 0 for anomaly in Anomaly}
     assert all(anomaly.meaning for anomaly in Anomaly)
@@ -181,9 +199,222 @@ def test_a_dead_event_is_neither_lost_nor_pending_and_is_counted() -> None:
     books = audit(correct_history(["a"] * 3, checkpoint=3, outcomes={2: "dead"}))
     assert books.balance, str(books)
     (consumer,) = books.consumers
-    assert (consumer.handled, consumer.passed, consumer.dead, consumer.pending) == (2, 1, 1, 0)
-    assert "1 of those passed are dead" in str(books)
-    assert books.as_plain()["consumers"]["billing"]["dead"] == 1
+    assert (consumer.handled, consumer.passed, consumer.dead, consumer.pending) == (2, 0, 1, 0)
+    assert "passed 0, parked 0, dead 1, pending 0 of 3" in str(books)
+    assert books.as_plain()["consumers"]["billing"]["dead"] == books.dead == 1
+
+
+# ── parked, dead, redriven, passed over ────────────────────────────────────────────────────────
+
+
+def parked_history() -> History:
+    """Of one key: handled, parked, waiting behind it, dead; and another key that went on."""
+    return correct_history(
+        ["a", "a", "b", "a", "b", "b"], checkpoint=6, outcomes={2: "parked", 4: "parked", 5: "dead"}
+    )
+
+
+def with_parked(history: History, index: int, **changes: object) -> History:
+    parked = list(history.consumers[0].parked)
+    parked[index] = replace(parked[index], **changes)  # type: ignore[arg-type]
+    return with_consumer(history, parked=tuple(parked))
+
+
+def with_settled(history: History, position: int, outcome: str | None) -> History:
+    """Another outcome for a position; None: no settled row."""
+    rows = {row.position: row for row in history.consumers[0].settled}
+    if outcome is None:
+        del rows[position]
+    else:
+        rows[position] = replace(rows[position], outcome=outcome)
+    return with_consumer(history, settled=tuple(rows.values()))
+
+
+def with_effect(history: History, position: int) -> History:
+    """One more effect, after all others."""
+    row = history.outbox[position - 1]
+    effect = Effect(row.event_uuid, row.key, row.key_sequence)
+    return with_consumer(history, effects=(*history.consumers[0].effects, effect))
+
+
+def test_parked_events_are_counted_and_not_wrong() -> None:
+    books = audit(parked_history())
+    assert books.balance, str(books)
+    (consumer,) = books.consumers
+    assert (consumer.handled, consumer.parked, consumer.dead) == (3, 2, 1)
+    assert "parked 2, dead 1" in str(books)
+    assert books.as_plain()["consumers"]["billing"]["parked"] == books.parked == 2
+
+
+@pytest.mark.parametrize("outcome", ["parked", "handled", "dead", "skipped", "discarded"])
+def test_the_outcome_and_the_tables_agree(outcome: str) -> None:
+    """Each event of the history with every outcome that is not its own."""
+    history = parked_history()
+    for position, own in enumerate(["handled", "parked", "handled", "parked", "dead"], 1):
+        books = audit(with_settled(history, position, outcome))
+        assert books.balance is (outcome == own), f"{position}: {books}"
+
+
+def test_a_parked_event_whose_row_is_gone_is_noticed() -> None:
+    history = parked_history()
+    for gone in (0, 1):
+        parked = list(history.consumers[0].parked)
+        parked.pop(gone)
+        # Not as a key that nobody tries: its first row has a time.
+        damaged = with_consumer(history, parked=(replace(parked[0], is_due=True),))
+        (finding,) = audit(damaged).findings
+        assert finding.anomaly is Anomaly.UNACCOUNTED
+        assert "parked and not among the parked events" in str(finding)
+
+
+def test_a_dead_event_whose_letter_is_gone_is_noticed() -> None:
+    (finding,) = audit(with_consumer(parked_history(), dead=frozenset())).findings
+    assert finding.anomaly is Anomaly.UNACCOUNTED
+    assert "is dead and has no letter" in str(finding)
+
+
+@pytest.mark.parametrize("position", [1, 2, 4])
+def test_a_letter_of_an_event_that_is_not_dead_is_noticed(position: int) -> None:
+    history = parked_history()
+    letters = history.consumers[0].dead | {history.outbox[position - 1].event_uuid}
+    (finding,) = audit(with_consumer(history, dead=letters)).findings
+    assert finding.anomaly is Anomaly.UNACCOUNTED
+    assert "has a letter" in str(finding)
+
+
+@pytest.mark.parametrize("state", ["is_held", "is_redriven"])
+def test_a_held_or_redriven_event_is_parked_and_has_its_letter(state: str) -> None:
+    history = with_parked(parked_history(), 0, **{state: True})
+    assert found(audit(history)) == {Anomaly.UNACCOUNTED}
+    letters = history.consumers[0].dead | {history.outbox[1].event_uuid}
+    assert audit(with_consumer(history, dead=letters)).balance
+
+
+@pytest.mark.parametrize("position", [2, 4, 5])
+def test_an_effect_of_a_parked_or_dead_event_is_noticed(position: int) -> None:
+    books = audit(with_effect(parked_history(), position))
+    assert Anomaly.UNACCOUNTED in found(books)
+
+
+def test_an_unsettled_event_is_neither_parked_nor_dead() -> None:
+    for position in (2, 5):
+        books = audit(with_settled(parked_history(), position, None))
+        assert "was set aside and is not settled" in str(books)
+
+
+def test_a_parked_row_of_an_event_that_was_never_sent_is_a_phantom() -> None:
+    history = parked_history()
+    row = ParkedRow("invented", 2, 0, is_due=True)
+    parked = (*history.consumers[0].parked, row)
+    assert Anomaly.PHANTOM in found(audit(with_consumer(history, parked=parked)))
+    assert Anomaly.PHANTOM in found(audit(with_consumer(history, dead=frozenset({"invented"}))))
+
+
+def test_a_parked_row_has_the_events_own_position_and_key() -> None:
+    books = audit(with_parked(parked_history(), 0, position=3))
+    assert "stands at 2 and is parked at 3" in str(books)
+    books = audit(with_parked(parked_history(), 0, key_hash=0))
+    assert "is parked under another key" in str(books)
+
+
+@pytest.mark.parametrize("is_second_due", [False, True])
+def test_a_parked_key_that_nobody_will_ever_try_is_noticed(is_second_due: bool) -> None:
+    """A time of the second is no help: only the first of a key is tried."""
+    history = with_parked(with_parked(parked_history(), 0, is_due=False), 1, is_due=is_second_due)
+    (finding,) = audit(history).findings
+    assert finding.anomaly is Anomaly.UNACCOUNTED
+    assert "nobody will ever try it" in str(finding)
+    letters = history.consumers[0].dead | {history.outbox[1].event_uuid}
+    held = with_consumer(with_parked(history, 0, is_held=True), dead=letters)
+    assert audit(held).balance, str(audit(held))
+
+
+def test_a_successor_that_is_handled_before_the_parked_one_is_reordered() -> None:
+    history = correct_history(["a"] * 3, checkpoint=3, outcomes={2: "parked"})
+    assert found(audit(history)) == {Anomaly.REORDERED}
+    # And so it stays when the parked one is handled at last.
+    later = with_effect(with_settled(with_consumer(history, parked=()), 2, "handled"), 2)
+    assert found(audit(later)) == {Anomaly.REORDERED}
+
+
+def test_a_redriven_event_comes_late_and_is_excused_and_no_other_is() -> None:
+    history = correct_history(["a"] * 5, checkpoint=5, outcomes={2: "dead"})
+    redriven = frozenset({history.outbox[1].event_uuid})
+    late = with_effect(with_settled(with_consumer(history, dead=frozenset()), 2, "handled"), 2)
+    assert found(audit(late)) == {Anomaly.REORDERED}
+    excused = with_consumer(late, redriven=redriven)
+    assert audit(excused).balance, str(audit(excused))
+    effects = list(excused.consumers[0].effects)
+    effects[1], effects[2] = effects[2], effects[1]
+    assert found(audit(with_consumer(excused, effects=tuple(effects)))) == {Anomaly.REORDERED}
+
+
+def test_a_redriven_event_on_its_way_may_have_been_passed_by_its_successors() -> None:
+    history = correct_history(["a"] * 3, checkpoint=3, outcomes={2: "parked"})
+    uuid = history.outbox[1].event_uuid
+    on_its_way = with_consumer(
+        with_parked(history, 0, is_redriven=True),
+        dead=frozenset({uuid}),
+        redriven=frozenset({uuid}),
+    )
+    assert audit(on_its_way).balance, str(audit(on_its_way))
+
+
+def sought(history: History, *seeks: tuple[int, int]) -> History:
+    return with_consumer(history, seeks=tuple(Seek(*seek) for seek in seeks))
+
+
+def without(history: History, *positions: int) -> History:
+    """As if nobody had handled these."""
+    (consumer,) = history.consumers
+    uuids = {history.outbox[position - 1].event_uuid for position in positions}
+    return with_consumer(
+        history,
+        settled=tuple(row for row in consumer.settled if row.event_uuid not in uuids),
+        effects=tuple(effect for effect in consumer.effects if effect.event_uuid not in uuids),
+    )
+
+
+def test_what_an_operator_passed_over_is_accounted_for_and_nothing_else() -> None:
+    history = without(correct_history(["a", "b"] * 4, checkpoint=8), 3, 4, 5)
+    books = audit(sought(history, (2, 5)))
+    assert books.balance, str(books)
+    assert (books.consumers[0].handled, books.consumers[0].passed, books.pending) == (5, 3, 0)
+    for narrower in ((3, 5), (2, 4)):
+        books = audit(sought(history, narrower))
+        assert books.count(Anomaly.SKIPPED) == books.count(Anomaly.LOST) == 1, str(books)
+
+
+def test_what_an_operator_moved_back_to_is_the_consumers_business_again() -> None:
+    history = without(correct_history(["a", "b"] * 4, checkpoint=8), 3, 4, 5)
+    books = audit(sought(history, (2, 5), (7, 3)))
+    assert books.count(Anomaly.SKIPPED) == 2, str(books)
+    assert audit(sought(history, (2, 5), (7, 3), (3, 5))).balance
+
+
+def test_an_effect_of_what_was_passed_over_or_before_the_start_is_noticed() -> None:
+    history = without(correct_history(["a", "b"] * 2, checkpoint=4), 1, 2)
+    for made in (sought(history, (0, 2)), with_consumer(history, start_position=3)):
+        assert audit(made).balance, str(audit(made))
+        assert Anomaly.UNACCOUNTED in found(audit(with_effect(made, 2)))
+
+
+def test_nothing_is_settled_before_the_start() -> None:
+    history = without_effects(correct_history(["a"] * 2, checkpoint=2), 1)
+    (finding,) = audit(with_consumer(history, start_position=2)).findings
+    assert finding.anomaly is Anomaly.UNACCOUNTED
+    assert "is handled and before its start" in str(finding)
+
+
+def test_an_outcome_that_nobody_knows_is_noticed() -> None:
+    history = with_settled(without_effects(parked_history(), 1), 1, "forgotten")
+    assert found(audit(history)) == {Anomaly.UNACCOUNTED}
+
+
+def without_effects(history: History, position: int) -> History:
+    uuid = history.outbox[position - 1].event_uuid
+    effects = tuple(e for e in history.consumers[0].effects if e.event_uuid != uuid)
+    return with_consumer(history, effects=effects)
 
 
 # ── every damage has a name ────────────────────────────────────────────────────────────────────

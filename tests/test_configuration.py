@@ -96,6 +96,44 @@ def test_an_explicit_none_wins_over_the_environment(tmp_path: Path) -> None:
     assert found.origins["redis_url"] == "argument"
 
 
+# ── what may be absent ─────────────────────────────────────────────────────────────────────────
+
+
+def test_the_stream_of_dead_letters_may_be_named_or_not(tmp_path: Path) -> None:
+    assert resolved(tmp_path).settings.dead_letter_stream is None
+    named = resolved(tmp_path, DEAD_LETTER_STREAM="shop.dead")
+    assert named.settings.dead_letter_stream == "shop.dead"
+    assert named.origins["dead_letter_stream"] == "PENSTOCK_DEAD_LETTER_STREAM"
+    assert named.shown()["dead_letter_stream"] == "shop.dead"
+
+
+@pytest.mark.parametrize("value", ["none", "None", ""])
+def test_the_environment_can_say_that_there_is_no_stream_of_dead_letters(
+    tmp_path: Path, value: str
+) -> None:
+    pyproject = "[tool.penstock]\ndead_letter_stream='dead'"
+    found = resolved(tmp_path, pyproject=pyproject, DEAD_LETTER_STREAM=value)
+    assert found.settings.dead_letter_stream is None
+    assert found.origins["dead_letter_stream"] == "PENSTOCK_DEAD_LETTER_STREAM"
+    assert resolved(tmp_path, {"dead_letter_stream": None}).settings.dead_letter_stream is None
+
+
+@pytest.mark.parametrize("value", ["a b", "-dead", "x" * 201, 7, True, ["dead"]])
+def test_what_cannot_name_a_stream_is_no_stream_of_dead_letters(
+    tmp_path: Path, value: object
+) -> None:
+    with pytest.raises(SettingsError, match="dead_letter_stream"):
+        resolved(tmp_path, {"dead_letter_stream": value})
+
+
+def test_limits_of_failure_have_defaults_and_bounds(tmp_path: Path) -> None:
+    settings = resolved(tmp_path, INBOX_RETENTION_DAYS="90").settings
+    assert (settings.inbox_retention_days, settings.parked_per_key_max) == (90.0, 10_000)
+    assert resolved(tmp_path, PARKED_PER_KEY_MAX="1").settings.parked_per_key_max == 1
+    with pytest.raises(SettingsError, match="parked_per_key_max must be at least 1"):
+        resolved(tmp_path, PARKED_PER_KEY_MAX="0")
+
+
 # ── refusals ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock.core.events import Event, StreamEvent
-from penstock.errors import LeaseLost, RegistrationError, RetryableError, ServerUnavailable
+from penstock.errors import LeaseLost, RegistrationError, ServerUnavailable
 from penstock.pipeline.context import Context
 from penstock.pipeline.sending import Sender
 from penstock.telemetry import signals
@@ -170,21 +170,22 @@ def test_a_consumer_that_must_understand_everything_waits_at_an_unknown_type(
     bench.send(1, event_type="cancelled")
     bench.publish()
     consumer = bench.consumer(on_psycopg_cursor, on_unknown="block")
-    with heard(signals.EventFailed) as failures:
+    with heard(signals.ConsumerBlocked) as blocked:
         for _ in range(6):
             consumer.step()
     assert bench.checkpoint() == 1
-    assert "cancelled" in failures[0].error
+    assert "cancelled" in blocked[0].reason
 
 
 def test_an_unknown_version_is_waited_for(bench: Workbench) -> None:
     bench.connection.execute("""SELECT events.send('orders', 'placed', '{"n": 1}', version => 9)""")
     bench.publish()
     consumer = bench.consumer(on_psycopg_cursor)
-    with heard(signals.EventFailed) as failures:
-        consumer.step()
-    assert "has version 9" in failures[0].error
-    assert bench.checkpoint() == 0
+    with heard(signals.ConsumerBlocked) as blocked:
+        for _ in range(3):
+            consumer.step()
+    assert ["has version 9" in block.reason for block in blocked] == [True]
+    assert bench.settled() == []
 
 
 def test_an_event_that_was_settled_before_is_not_handled_again(bench: Workbench) -> None:
@@ -238,26 +239,6 @@ class Moody:
             raise self.error
 
 
-@pytest.mark.parametrize("shape", ["on_session", "on_cursor", "on_list", "on_async"])
-def test_a_failing_event_waits_in_place_and_keeps_order(bench: Workbench, shape: str) -> None:
-    bench.send(9)
-    bench.publish()
-    moody = Moody(5, ValueError("not today"))
-    consumer = bench.consumer(getattr(moody, shape))
-    with heard(signals.EventFailed) as failures:
-        while not failures:
-            consumer.step()
-        assert effects(bench) == [1, 2, 3, 4]
-        assert bench.checkpoint() == 4
-        assert failures[0].position == 5
-        consumer.step()
-        assert [failure.attempt for failure in failures] == [1, 2]
-    moody.bad = None
-    run_until_idle(consumer)
-    assert effects(bench) == list(range(1, 10))
-    assert bench.checkpoint() == 9
-
-
 def test_events_before_and_after_the_failing_one_stay_batches(bench: Workbench) -> None:
     bench.send(9)
     bench.publish()
@@ -269,7 +250,8 @@ def test_events_before_and_after_the_failing_one_stay_batches(bench: Workbench) 
                 consumer.step()
         moody.bad = None
         run_until_idle(consumer)
-    assert [(c.first, c.last) for c in commits] == [(1, 4), (5, 5), (6, 9)]
+    # The failing one is parked by itself, and its key's successor with the rest.
+    assert [(c.first, c.last, c.handled) for c in commits] == [(1, 4, 4), (5, 5, 0), (6, 9, 3)]
 
 
 def test_a_commit_that_fails_is_tracked_down_one_by_one(bench: Workbench) -> None:
@@ -287,14 +269,6 @@ def test_a_commit_that_fails_is_tracked_down_one_by_one(bench: Workbench) -> Non
             consumer.step()
     assert failures[0].position == 4
     assert effects(bench) == [1, 2, 3]
-
-
-def test_a_handler_decides_how_long_to_wait(bench: Workbench) -> None:
-    bench.send(1)
-    bench.publish()
-    moody = Moody(1, RetryableError("busy", after_seconds=42))
-    consumer = bench.consumer(moody.on_session)
-    assert consumer.step().pause_seconds == 42
 
 
 def test_an_error_whose_text_fails_is_survived(bench: Workbench) -> None:

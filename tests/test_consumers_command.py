@@ -175,6 +175,9 @@ def test_rename_takes_everything_along(penstock: Penstock, books: Bookkeeper) ->
         "quarantine",
         "suspect",
         "seek",
+        "effect",
+        "operation",
+        "operation_event",
         "worker",
     }
     done = penstock("consumers", "rename", "bill_order", "shop.invoice")

@@ -43,6 +43,8 @@ LOCKS = {
     "processed_event": b"SELECT 1 FROM events.processed_event WHERE position = 5 FOR UPDATE",
     "outbox_event": b"SELECT 1 FROM events.outbox_event WHERE position = 5 FOR UPDATE",
 }
+LOCK_INBOX = "SELECT 1 FROM events.inbox_event WHERE event_id = '5' FOR UPDATE"
+LOCK_EFFECTS = "SELECT 1 FROM events.effect FOR UPDATE"
 
 
 class Books:
@@ -118,6 +120,64 @@ class Books:
             "   FROM generate_series(%s::bigint, %s) AS n",
             (stream, days * 86_400, first, first + count - 1),
         )
+
+    def effects_of_settled(self, effect: str = "mail", *, is_done: bool = True) -> None:
+        """What context.once has recorded for every event that is settled, just before that."""
+        self.connection.execute(
+            "INSERT INTO events.effect (consumer, event_uuid, effect, is_done, host, started_at)"
+            " SELECT consumer, event_uuid, %s, %s, 'here', processed_at - interval '1 second'"
+            "   FROM events.processed_event",
+            (effect, is_done),
+        )
+
+    def effects(
+        self, count: int = 10, *, consumer: str = "shop.bill", days: float = OLD_DAYS
+    ) -> None:
+        """The same for events that are not settled."""
+        self.connection.execute(
+            "INSERT INTO events.effect (consumer, event_uuid, effect, host, started_at)"
+            " SELECT %s, events.uuid7(), 'mail', 'here',"
+            "        now() - make_interval(secs => %s) + n * interval '1 microsecond'"
+            "   FROM generate_series(1, %s) AS n",
+            (consumer, days * 86_400, count),
+        )
+
+    def claims(self, count: int = 10, *, days: float) -> None:
+        self.connection.execute(
+            "INSERT INTO events.inbox_event (consumer, event_id, handled_at)"
+            " SELECT 'shop.hook', n, now() - make_interval(secs => %s)"
+            "   FROM generate_series(1, %s) AS n",
+            (days * 86_400, count),
+        )
+
+    def operation(self, events: int = 10, *, ended_days_ago: float | None) -> int:
+        """A redrive of so many events; None: it is not over."""
+        row = self.connection.execute(
+            "INSERT INTO events.operation (kind, requested_by, started_at, ended_at)"
+            " VALUES ('redrive', 'somebody', '2020-01-01Z', now() - make_interval(secs => %s))"
+            " RETURNING id",
+            (None if ended_days_ago is None else ended_days_ago * 86_400,),
+        ).fetchone()
+        assert row is not None
+        self.connection.execute(
+            "INSERT INTO events.operation_event (operation_id, consumer, event_uuid, position)"
+            " SELECT %s, 'shop.bill', events.uuid7(), n FROM generate_series(1, %s) AS n",
+            (row[0], events),
+        )
+        return int(row[0])
+
+    def effects_left(self, consumer: str = "shop.bill") -> int:
+        query = "SELECT count(*) FROM events.effect WHERE consumer = %s"
+        return self._numbers(query, consumer)[0]
+
+    def claims_left(self) -> int:
+        return self._numbers("SELECT count(*) FROM events.inbox_event")[0]
+
+    def operations_left(self) -> list[int]:
+        return self._numbers("SELECT id FROM events.operation ORDER BY id")
+
+    def operation_events_left(self) -> int:
+        return self._numbers("SELECT count(*) FROM events.operation_event")[0]
 
     def settled_left(self, consumer: str = "shop.bill") -> list[int]:
         return self._numbers(
@@ -360,6 +420,171 @@ def test_what_is_kept_has_no_gap(books: Books, settings: Settings) -> None:
     assert books.outbox_left() == [4, 5, 6, 7, 8, 9, 10]
 
 
+# ── effects ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_once_recorded_goes_with_the_settled_row(books: Books, settings: Settings) -> None:
+    books.consumer("shop.bill", 7)
+    books.settled(10)
+    books.effects_of_settled("mail")
+    books.effects_of_settled("invoice", is_done=False)
+    with told(signals.RowsPruned) as rounds:
+        assert tidy(settings) == 7
+    assert signals.RowsPruned("effect", 14) in rounds
+    assert books.effects_left() == 6
+
+
+def test_what_once_recorded_stays_as_long_as_the_settled_row(
+    books: Books, settings: Settings
+) -> None:
+    """The call was begun before the retention, the event settled within it."""
+    books.consumer("shop.bill", 10)
+    books.settled(10, days=YOUNG_DAYS)
+    books.effects_of_settled()
+    books.connection.execute("UPDATE events.effect SET started_at = '2020-01-01Z'")
+    tidy(settings)
+    assert books.effects_left() == 10
+
+
+@pytest.mark.parametrize("outcome", ["parked", "dead"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_once_recorded_stays_while_its_event_is_parked_or_dead(
+    books: Books, settings: Settings, outcome: str, is_known: bool
+) -> None:
+    if is_known:
+        books.consumer("shop.bill", 10)
+    books.settled(10, outcome=outcome)
+    books.effects_of_settled()
+    tidy(settings)
+    assert books.effects_left() == 10
+
+
+def test_what_once_recorded_for_an_event_that_is_not_settled_stays_however_old(
+    books: Books, settings: Settings
+) -> None:
+    """The consumer was stopped in the middle; when it comes back it must not call again."""
+    books.consumer("shop.bill", 3)
+    books.effects(10, days=1000)
+    tidy(settings)
+    assert books.effects_left() == 10
+
+
+def test_what_once_recorded_for_a_consumer_that_is_gone_goes_after_the_retention(
+    books: Books, settings: Settings
+) -> None:
+    books.effects(10, consumer="shop.gone")
+    books.effects(5, consumer="shop.gone", days=YOUNG_DAYS)
+    assert tidy(settings) == 10
+    assert books.effects_left("shop.gone") == 5
+
+
+@pytest.mark.parametrize("table", ["parked_event", "dead_letter"])
+def test_nothing_goes_that_belongs_to_a_parked_event_or_a_dead_letter(
+    books: Books, settings: Settings, table: str
+) -> None:
+    books.effects(1, consumer="shop.gone")
+    more = ", event_type, version, reason" if table == "dead_letter" else ""
+    values = ", 'placed', 1, 'fatal'" if table == "dead_letter" else ""
+    books.connection.execute(
+        f"INSERT INTO events.{table}"  # noqa: S608 - names of this file
+        f" (consumer, stream_name, position, event_uuid, key_hash, entry{more})"
+        f" SELECT consumer, 'orders', 1, event_uuid, 1, ''{values} FROM events.effect".encode()
+    )
+    tidy(settings)
+    assert books.effects_left("shop.gone") == 1
+
+
+def test_records_that_must_stay_do_not_hide_those_behind_them(
+    books: Books, settings: Settings
+) -> None:
+    books.consumer("shop.stopped", 0)
+    books.effects(25, consumer="shop.stopped", days=9)
+    books.effects(10, consumer="shop.gone", days=8)
+    assert tidy(replace(settings, cleanup_batch_size=10)) == 10
+    assert books.effects_left("shop.stopped") == 25
+
+
+def test_settled_rows_and_what_once_recorded_go_together_or_not_at_all(
+    books: Books, settings: Settings
+) -> None:
+    books.settled(10)
+    books.effects_of_settled()
+    with psycopg.connect(settings.database_url) as other:
+        other.execute(LOCK_EFFECTS)
+        with told(signals.PruningFailed) as failures:
+            assert tidy(settings) == 0
+    assert [failure.table for failure in failures] == ["processed_event"]
+    assert (len(books.settled_left()), books.effects_left()) == (10, 10)
+
+
+# ── the inbox ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_claims_go_after_their_retention_in_batches(books: Books, settings: Settings) -> None:
+    books.claims(25, days=30.01)
+    books.connection.execute("UPDATE events.inbox_event SET consumer = 'shop.other'")
+    books.claims(5, days=29.99)
+    with (
+        janitor(replace(settings, cleanup_batch_size=10)) as stage,
+        told(signals.RowsPruned) as rounds,
+    ):
+        steps = [stage.step().moved for _ in range(7)]
+        assert steps == [0, 0, 10, 10, 5, 0, 0]
+    assert rounds == [signals.RowsPruned("inbox_event", 25)]
+    assert books.claims_left() == 5
+    assert tidy(replace(settings, inbox_retention_days=29.98)) == 5
+
+
+def test_a_locked_claim_ends_the_batch_and_nothing_else(books: Books, settings: Settings) -> None:
+    books.claims(10, days=31)
+    books.operation(3, ended_days_ago=30)
+    with psycopg.connect(settings.database_url) as other, told(signals.PruningFailed) as failures:
+        other.execute(LOCK_INBOX)
+        assert tidy(settings) == 4
+    assert [failure.table for failure in failures] == ["inbox_event"]
+    assert tidy(settings) == 10
+
+
+# ── operations ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_operations_go_four_retentions_after_their_end(books: Books, settings: Settings) -> None:
+    books.operation(10, ended_days_ago=28.01)
+    kept = [
+        books.operation(2, ended_days_ago=27.99),
+        books.operation(2, ended_days_ago=None),
+    ]
+    with told(signals.RowsPruned) as rounds:
+        assert tidy(settings) == 11
+    assert rounds == [signals.RowsPruned("operation", 11)]
+    assert books.operations_left() == kept
+    assert books.operation_events_left() == 4
+
+
+def test_an_operation_with_many_events_goes_in_batches(books: Books, settings: Settings) -> None:
+    books.operation(25, ended_days_ago=29)
+    books.operation(0, ended_days_ago=29)
+    with janitor(replace(settings, cleanup_batch_size=10)) as stage:
+        # Settled, effects and the inbox come first. The one without events need not wait.
+        assert [stage.step().moved for _ in range(6)] == [0, 0, 0, 11, 10, 6]
+    assert (books.operations_left(), books.operation_events_left()) == ([], 0)
+
+
+def test_an_operation_stays_while_its_events_are_on_their_way(
+    books: Books, settings: Settings
+) -> None:
+    operation = books.operation(3, ended_days_ago=1000)
+    books.connection.execute(
+        "INSERT INTO events.parked_event"
+        " (consumer, stream_name, position, event_uuid, key_hash, entry, operation_id)"
+        " VALUES ('shop.bill', 'orders', 1, events.uuid7(), 1, '', %s)",
+        (operation,),
+    )
+    assert tidy(settings) == 0
+    books.connection.execute("DELETE FROM events.parked_event")
+    assert tidy(settings) == 4
+
+
 # ── rounds ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -369,8 +594,9 @@ def test_a_step_is_one_batch_and_a_rest(books: Books, settings: Settings) -> Non
     books.settled(25)
     books.outbox(25)
     with janitor(replace(settings, cleanup_batch_size=10)) as stage:
-        steps = [stage.step() for _ in range(7)]
-        assert [step.moved for step in steps] == [10, 10, 5, 10, 10, 5, 0]
+        # Of effects, claims and operations there are none; last of all comes who holds what.
+        steps = [stage.step() for _ in range(10)]
+        assert [step.moved for step in steps] == [10, 10, 5, 10, 10, 5, 0, 0, 0, 0]
         assert all(step.pause_seconds > 0 for step in steps)
         assert stage.step().is_idle
 
@@ -471,6 +697,7 @@ def test_a_row_that_is_parked_meanwhile_stays(
     """The batch has looked at the row, and waits for whoever is changing it."""
     monkeypatch.setattr(cleanup, "LOCK_TIMEOUT", f"{SOON_SECONDS:g}s")
     books.settled(10)
+    books.effects_of_settled()
     with psycopg.connect(settings.database_url) as other:
         other.execute("UPDATE events.processed_event SET outcome = 'parked' WHERE position = 5")
         thread = threading.Thread(target=tidy, args=(settings,))
@@ -482,6 +709,7 @@ def test_a_row_that_is_parked_meanwhile_stays(
         )
     thread.join(SOON_SECONDS)
     assert books.settled_left() == [5]
+    assert books.effects_left() == 1
 
 
 def test_trouble_with_cleanup_never_stops_the_process(books: Books, settings: Settings) -> None:
@@ -679,7 +907,7 @@ def test_stale_statistics_do_not_lead_the_planner_astray(
     books: Books, settings: Settings, analysed_when: str
 ) -> None:
     connection = books.connection
-    for table in ("processed_event", "outbox_event"):
+    for table in ("processed_event", "outbox_event", "effect", "inbox_event"):
         connection.execute(f"ALTER TABLE events.{table} SET (autovacuum_enabled = off)".encode())
         if analysed_when == "empty":
             connection.execute(f"ANALYZE events.{table}".encode())
@@ -687,6 +915,10 @@ def test_stale_statistics_do_not_lead_the_planner_astray(
     books.consumer("shop.bill", 100_000)
     books.settled(1_000, days=8)
     books.settled(100_000, days=1)
+    books.effects_of_settled()
+    books.claims(1_000, days=31)
+    connection.execute("UPDATE events.inbox_event SET consumer = 'shop.other'")
+    books.claims(100_000, days=1)
     books.outbox(1_000, days=8)
     books.outbox(99_000, first=1_001, days=1)
     plans = plans_of(connection)
@@ -699,6 +931,15 @@ def test_stale_statistics_do_not_lead_the_planner_astray(
         assert f"Index Scan using {index}" in plan, plan
         assert "Tid Scan" in plan, plan
         assert "Sort Key: p.processed_at" not in plan, plan
+    [settled] = [plan for plan in plans if "Delete on processed_event" in plan]
+    assert "Index Scan using effect_pkey" in settled, settled
+    [inbox] = [plan for plan in plans if "Delete on inbox_event" in plan]
+    assert "using inbox_event_age" in inbox, inbox
+    [leftover] = [plan for plan in plans if "effect_age" in plan]
+    for plan in (settled, inbox, leftover):
+        assert "Seq Scan on effect" not in plan, plan
+        assert "Seq Scan on inbox_event" not in plan, plan
+        assert "Seq Scan on processed_event" not in plan, plan
 
 
 @pytest.mark.slow
@@ -729,6 +970,8 @@ def plans_of(connection: psycopg.Connection[Any], batch_size: int = 500) -> list
         connection.execute("SELECT set_config(%s, %s, false)", [name, value])
     limits: dict[str, Any] = {"retention_days": 7, "batch_size": batch_size}
     settled = Cleanup().prune_settled(connection, since=None, **limits)
+    Cleanup().prune_effects(connection, since=None, **limits)
+    Cleanup().prune_inbox(connection, **limits)
     outbox = Cleanup().prune_outbox(connection, "orders", after=0, **limits)
     assert (settled.deleted, outbox.deleted) == (batch_size, batch_size)
     return heard
@@ -742,6 +985,7 @@ def plans_of(connection: psycopg.Connection[Any], batch_size: int = 500) -> list
         {"cleanup_batch_size": 10_001},
         {"settled_retention_days": 0.001},
         {"outbox_retention_days": 0.001},
+        {"inbox_retention_days": 0.001},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any]) -> None:

@@ -11,7 +11,9 @@ import os
 import random
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,16 +27,20 @@ from sqlalchemy.orm import Session
 from penstock.app import Pipeline
 from penstock.core.events import Event, StreamEvent
 from penstock.core.retry import Retry
-from penstock.errors import OutcomeUnknown
+from penstock.errors import FatalError, OutcomeUnknown, RetryableError
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.postgres import sqlalchemy_url
 from penstock.telemetry import failpoints
 
 STREAM = "ledger"
 ACCOUNTS = tuple(f"account-{number}" for number in range(6))
-FAIL_AT = "WORKLOAD_FAIL_AT"
-"""The environment may name a position at which handlers fail a few times per process."""
-FAILURES = 3
+MOOD = "WORKLOAD_MOOD"
+"""The environment may name a Mood, for handlers that fail in one process and not in the next."""
+FAILING_ACCOUNTS = ACCOUNTS[1], ACCOUNTS[4]
+FAILING_EVERY = 3
+FAILURES = 5
+LONG_SECONDS = 1.5
+"""Longer than it takes another worker to take over, which must still find its keys parked."""
 
 TABLES = """
 CREATE TABLE account (name text PRIMARY KEY, number bigint NOT NULL);
@@ -79,42 +85,76 @@ class Remarked(Event, type="ledger.remarked", version=1, key="account"):
 Given = StreamEvent[Posted]
 
 
-class FailAtFirst:
-    """Fails at one position, in a batch and alone, where the environment asks for it."""
+class Mood(StrEnum):
+    """How handlers treat every third event of some accounts."""
+
+    FINE = "fine"
+    MOODY = "moody"
+    """They fail a few times, and then they do not."""
+    STUBBORN = "stubborn"
+    """They fail as long as the process lives."""
+    HOPELESS = "hopeless"
+    """They say that no attempt can succeed."""
+    HOLDING = "holding"
+    """The same, and the consumer holds such keys."""
+    STRICT = "strict"
+    """They do not fail; the consumer lacks a contract and goes no further."""
+
+
+class Temper:
+    """Fails as the environment asks for."""
 
     def __init__(self) -> None:
-        self._position = int(os.environ.get(FAIL_AT, "0"))
-        self._remaining = FAILURES
+        self.mood = Mood(os.environ.get(MOOD, Mood.FINE))
+        self._failures: Counter[UUID] = Counter()
+
+    def options(self) -> dict[str, Any]:
+        """What consumers in this mood are registered with."""
+        if self.mood is Mood.HOLDING:
+            return {"on_exhausted": "hold"}
+        return {"on_unknown": "block"} if self.mood is Mood.STRICT else {}
 
     def __call__(self, event: Given) -> None:
-        if event.position == self._position and self._remaining:
-            self._remaining -= 1
-            raise RuntimeError(f"asked to fail at {event.position}")
+        posted = event.payload
+        if posted.account not in FAILING_ACCOUNTS or posted.number % FAILING_EVERY:
+            return
+        self._failures[event.event_uuid] += 1
+        what = f"{self.mood} about number {posted.number} of {posted.account}"
+        match self.mood:
+            case Mood.HOPELESS | Mood.HOLDING:
+                raise FatalError(what)
+            case Mood.STUBBORN:
+                raise RuntimeError(what)
+            case Mood.MOODY if self._failures[event.event_uuid] <= FAILURES:
+                # One key is drained over and over, the other is still parked at a takeover.
+                is_long = posted.account == FAILING_ACCOUNTS[1]
+                raise RetryableError(what, after_seconds=LONG_SECONDS if is_long else None)
 
 
 def build_pipeline(**settings: Any) -> Pipeline:
     """The pipeline, with one consumer for every way to write."""
     pipeline = Pipeline("line", **settings)
     pipeline.stream(STREAM, Posted, Remarked)
-    fail_at_first = FailAtFirst()
+    temper = Temper()
     options: dict[str, Any] = {
         "batch_size": 10,
-        "retry": Retry.exponential(first_seconds=0.02, longest_seconds=0.1, attempts_max=1),
+        "retry": Retry.exponential(first_seconds=0.02, longest_seconds=0.1, attempts_max=1000),
+        **temper.options(),
     }
 
     @pipeline.consumer(STREAM, name="session", **options)
     def by_session(event: Given, session: Session) -> None:
-        fail_at_first(event)
+        temper(event)
         session.execute(WRITE_EFFECT, effect_of("line.session", event))
 
     @pipeline.consumer(STREAM, name="cursor", **options)
     def by_cursor(event: Given, cursor: psycopg.Cursor) -> None:
-        fail_at_first(event)
+        temper(event)
         cursor.execute(WRITE_EFFECT_DRIVER, list(effect_of("line.cursor", event).values()))
 
     @pipeline.consumer(STREAM, name="coroutine", **options)
     async def by_coroutine(event: Given, session: AsyncSession) -> None:
-        fail_at_first(event)
+        temper(event)
         await session.execute(WRITE_EFFECT, effect_of("line.coroutine", event))
 
     return pipeline

@@ -6,10 +6,13 @@ from penstock.core.events import Event, RawEvent, StreamEvent
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
 from penstock.errors import (
+    AlreadyHandled,
     CommitInTransactionError,
     ContractError,
+    EffectUnknown,
     FatalError,
     HandlerTimeout,
+    LockContention,
     OutcomeUnknown,
     PenstockError,
     RetryableError,
@@ -18,13 +21,16 @@ from penstock.errors import (
 from penstock.pipeline.context import Context
 
 __all__ = [
+    "AlreadyHandled",
     "CommitInTransactionError",
     "Context",
     "ContractError",
+    "EffectUnknown",
     "Event",
     "FatalError",
     "Guarantee",
     "HandlerTimeout",
+    "LockContention",
     "OutcomeUnknown",
     "PenstockError",
     "Pipeline",

@@ -27,7 +27,7 @@ class InvalidEvent(UsageError):
 
 
 class UnsafeTransaction(UsageError):
-    """Sending through this session or connection would not be atomic with its data."""
+    """What is done through this session or connection would not be atomic with its data."""
 
 
 class EventIdentityConflict(UsageError):
@@ -53,6 +53,10 @@ class HandlerTimeout(HandlerError):
     """A handler exceeded its timeout_seconds; nothing of its transaction happened."""
 
 
+class HandlerQuit(HandlerError):
+    """A handler tried to end its worker, by SystemExit and the like; only its event failed."""
+
+
 class RetryableError(PenstockError):
     """Raised by handlers: try this event again, after `after_seconds` if given."""
 
@@ -65,8 +69,35 @@ class FatalError(PenstockError):
     """Raised by handlers: trying this event again is pointless."""
 
 
+class EffectUnknown(FatalError):
+    """A call to the outside was interrupted: nobody knows whether it happened, so ask first."""
+
+
 class ContractError(PenstockError):
     """An event does not fit the contract that the consumer was written against."""
+
+
+class ContractMissing(ContractError):
+    """The consumer has no contract for an event's version, or (not is_version) for its type."""
+
+    def __init__(self, message: str, *, is_version: bool = True) -> None:
+        super().__init__(message)
+        self.is_version = is_version
+
+
+# ── what the inbox knows of an event ───────────────────────────────────────────────────────────
+
+
+class ClaimRefused(PenstockError):
+    """An event of another bus is not this transaction's to handle; nothing was written."""
+
+
+class AlreadyHandled(ClaimRefused):
+    """The event is done, or was claimed by this very transaction before: say yes, do nothing."""
+
+
+class LockContention(ClaimRefused):
+    """Another transaction may be handling the event: not yet, never done. Ask for it again."""
 
 
 # ── what an operator asked ─────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -19,13 +19,23 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, sessionmaker
 
-from penstock.app.registry import RegisteredConsumer, Registry, Stream
+from penstock.app.registry import RegisteredConsumer, Registry, Stream, require_stream_name
 from penstock.app.workers import Workers
 from penstock.core.events import Event, RawEvent
-from penstock.core.options import ConsumerOptions, Guarantee, Start
-from penstock.core.outgoing import UNSET
-from penstock.core.retry import Retry
+from penstock.core.options import (
+    Guarantee,
+    OnExhausted,
+    OnUnknown,
+    OnUnknownVersion,
+    Order,
+    Start,
+)
+from penstock.core.outgoing import UNSET, Unset
+from penstock.core.retry import Retry, RetryFunction
 from penstock.core.settings import Settings
+from penstock.core.wire import Entry
+from penstock.errors import RegistrationError
+from penstock.pipeline.rehearsal import Rehearsal
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.signature import read_signature
 from penstock.pipeline.transaction_buffer import watch
@@ -33,10 +43,11 @@ from penstock.runtime.heartbeat import Pulse
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.postgres import connect_arguments, sqlalchemy_url
 from penstock.telemetry.bus import subscribe
-from penstock.telemetry.signals import Signal
+from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 SignalT = TypeVar("SignalT", bound=Signal)
+TroubleSignal = EventBuried | KeyHeld | KeyBacklogged
 
 
 class Pipeline:
@@ -111,32 +122,43 @@ class Pipeline:
         self,
         stream: str,
         *,
-        name: str,
-        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
-        start: Start = "earliest",
+        name: str | None = None,
+        guarantee: Guarantee | str = Guarantee.EXACTLY_ONCE,
+        start: Start | Unset = UNSET,
+        order: Order = "key",
         lanes: int = 1,
         batch_size: int = 100,
         batch_seconds: float = 1.0,
         timeout_seconds: float | None = None,
-        retry: Retry | None = None,
-        on_unknown: Any = "skip",
+        retry: Retry | RetryFunction | None = None,
+        on_exhausted: OnExhausted = "bury",
+        on_unknown: OnUnknown = "skip",
+        on_unknown_version: OnUnknownVersion = "block",
+        allow_reordering: bool = False,
     ) -> Callable[[Handler], Handler]:
         """Register a function as a consumer of a stream; the function stays as it is."""
-        options = ConsumerOptions(
+        require_stream_name(stream)
+        options_for = partial(
+            self._registry.options,
             stream_name=stream,
-            name=name,
             guarantee=guarantee,
             start=start,
+            order=order,
             lanes=lanes,
             batch_size=batch_size,
             batch_seconds=batch_seconds,
             timeout_seconds=timeout_seconds,
-            retry=retry or Retry.exponential(),
+            retry=retry,
+            on_exhausted=on_exhausted,
             on_unknown=on_unknown,
+            on_unknown_version=on_unknown_version,
+            allow_reordering=allow_reordering,
         )
+        named = None if name is None else options_for(name=name)
 
         def register(function: Handler) -> Handler:
-            self._registry.add(options, read_signature(function, name))
+            options = named or options_for(name=self._registry.name_of(function, stream))
+            self._registry.add(options, read_signature(function, options.name))
             return function
 
         return register
@@ -156,6 +178,24 @@ class Pipeline:
             return subscriber
 
         return register
+
+    def on_dead_letter(
+        self, told: Callable[[TroubleSignal], None]
+    ) -> Callable[[TroubleSignal], None]:
+        """Subscribe a function to everything that needs a person, of this pipeline's consumers.
+
+        An event buried, a key held, or a key with more than parked_per_key_max waiting. It is
+        called in the worker, after the commit. Set dead_letter_stream to have events instead,
+        sent in that very transaction.
+        """
+
+        def tell_own(signal: Any) -> None:
+            if signal.consumer.startswith(f"{self.name}."):
+                told(signal)
+
+        for kind in (EventBuried, KeyHeld, KeyBacklogged):
+            subscribe(kind, tell_own)
+        return told
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────
 
@@ -262,6 +302,19 @@ class Pipeline:
     ) -> None:
         """Work in this process until stopped: `publisher`, `consumer:{name}`."""
         self._workers().run(roles, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
+
+    def rehearse(self, consumer: str, entry: Entry) -> Rehearsal:
+        """Try the handler of an exactly-once consumer, by its full name, on an event.
+
+        It is called as in a worker; its transaction is rolled back, and `once` calls nothing.
+        """
+        for registered in self._registry.consumers.values():
+            if registered.name == consumer:
+                return self._workers().rehearse(registered, entry)
+        raise RegistrationError(
+            f"The application has no consumer {consumer!r}, so nothing was tried. Name the "
+            "application that has it with --app."
+        )
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.events import Event, RawEvent
-from penstock.core.options import ConsumerOptions
+from penstock.core.options import ConsumerOptions, Guarantee, Start
+from penstock.core.outgoing import UNSET, Unset
 from penstock.core.require import require
+from penstock.core.retry import DEFAULT_RETRY, Retry, RetryFunction
 from penstock.errors import RegistrationError, UsageError
-from penstock.pipeline.signature import HandlerPlan
+from penstock.pipeline.signature import HandlerPlan, View
+
+_LENT = {View.SESSION: "session", View.CONNECTION: "connection", View.CURSOR: "cursor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,38 @@ class Registry:
         stream = self._streams[name] = Stream(name, events)
         return stream
 
+    def name_of(self, function: Any, stream_name: str) -> str:
+        """The name of a consumer that was given none: its function's, where that is allowed."""
+        name = getattr(function, "__name__", "")
+        require(
+            not self._strict and bool(name),
+            f"A consumer of {stream_name!r} has no name. Its name is its identity for ever, so it "
+            "must not change with the code: write "
+            f'@pipeline.consumer("{stream_name}", name="{name or "bill_order"}").',
+            RegistrationError,
+        )
+        return str(name)
+
+    def options(
+        self,
+        *,
+        start: Start | Unset,
+        retry: Retry | RetryFunction | None,
+        **chosen: Any,
+    ) -> ConsumerOptions:
+        """The options as the application wrote them. Raises RegistrationError."""
+        options = ConsumerOptions(
+            start="earliest" if start is UNSET else start, retry=_policy(retry), **chosen
+        )
+        require(
+            not self._strict or start is not UNSET or options.guarantee is Guarantee.EXACTLY_ONCE,
+            f"Consumer {options.name!r} cannot be registered: without EXACTLY_ONCE it has to say "
+            "where it begins, since effects on old events cannot be taken back. Write "
+            'start="latest" for new events only, or start="earliest" for all that there are.',
+            RegistrationError,
+        )
+        return options
+
     def add(self, options: ConsumerOptions, plan: HandlerPlan) -> RegisteredConsumer:
         """Register a consumer. Raises RegistrationError with what to change."""
         require(
@@ -64,6 +101,8 @@ class Registry:
         for contracts in (plan.contracts or {}).values():
             for contract in contracts:
                 self._require_version(contract)
+        _require_nothing_lent(options, plan)
+        self._require_order(options, plan)
         consumer = RegisteredConsumer(f"{self._pipeline_name}.{options.name}", options, plan)
         self._consumers[options.name] = consumer
         return consumer
@@ -96,6 +135,24 @@ class Registry:
                 "strict=False."
             )
 
+    def _require_order(self, options: ConsumerOptions, plan: HandlerPlan) -> None:
+        """A key is there for its order; giving that up is a choice that has to be written."""
+        if not self._strict or options.order != "none" or options.allow_reordering:
+            return
+        stream = self._streams.get(options.stream_name)
+        classes = [contract for named in (plan.contracts or {}).values() for contract in named]
+        if plan.contracts is None and stream is not None:
+            classes = list(stream.events)
+        for event in classes:
+            require(
+                event.__event_key__ is None,
+                f"Consumer {options.name!r} cannot be registered: {event.__name__} has "
+                f'key="{event.__event_key__}", but order="none" lets its events overtake each '
+                'other when one fails. Write order="key", or allow_reordering=True if the order '
+                "does not matter to this consumer.",
+                RegistrationError,
+            )
+
     def _require_version(self, event: type[Event]) -> None:
         require(
             not self._strict or event.__event_version__ is not None,
@@ -103,6 +160,47 @@ class Registry:
             f'class {event.__name__}(Event, type="{event.__event_type__}", version=1).',
             RegistrationError,
         )
+
+
+def require_stream_name(stream: object) -> None:
+    """Refuse anything but a name; a bare `@pipeline.consumer` hands over its function."""
+    require(
+        isinstance(stream, str) and bool(stream),
+        f"A consumer names its stream; {getattr(stream, '__name__', stream)!r} is no name. Write "
+        '@pipeline.consumer("orders", name="bill_order").',
+        RegistrationError,
+    )
+
+
+def _policy(retry: Retry | RetryFunction | None) -> Retry:
+    if retry is None:
+        return DEFAULT_RETRY
+    return retry if isinstance(retry, Retry) or not callable(retry) else Retry.by(retry)
+
+
+def _require_nothing_lent(options: ConsumerOptions, plan: HandlerPlan) -> None:
+    """Only exactly once does a handler run inside of the worker's transaction."""
+    lent = next((view for view in plan.parameters if view in _LENT), None)
+    if options.guarantee is Guarantee.EXACTLY_ONCE or lent is None:
+        return
+    if options.guarantee is Guarantee.AT_LEAST_ONCE:
+        word = "async with" if plan.is_async else "with"
+        write = (
+            f"context: Context as a parameter and {word} context.complete() as session: in the "
+            "handler, which commits its last writes together with the checkpoint"
+        )
+    else:
+        write = "with Session(pipeline.engine) as session, session.begin(): in the handler"
+        if plan.is_async:
+            write = (
+                "async with AsyncSession(pipeline.async_engine) as session, session.begin(): in "
+                "the handler"
+            )
+    raise RegistrationError(
+        f"Consumer {options.name!r} cannot be registered: its handler asks for a {_LENT[lent]}, "
+        f"but under {options.guarantee.name} it runs outside of the worker's transaction. Write "
+        f"{write}; or choose Guarantee.EXACTLY_ONCE."
+    )
 
 
 def _suggestion(name: str, known: list[str]) -> str:

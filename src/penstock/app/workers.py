@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,19 +13,24 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import psycopg
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from penstock.app.registry import RegisteredConsumer
 from penstock.core.leases import JANITOR, PUBLISHER
-from penstock.core.outgoing import batch_json
+from penstock.core.outgoing import Limits, OutgoingEvent, batch_json, encode_event
 from penstock.core.settings import Settings
+from penstock.core.trouble import Trouble
+from penstock.core.wire import Entry
 from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.effects import Effects
 from penstock.pipeline.gate import Gate
 from penstock.pipeline.janitor import Janitor
 from penstock.pipeline.publisher import Publisher
+from penstock.pipeline.rehearsal import Rehearsal, RehearsalRoom
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.sending import take_pending
 from penstock.runtime.crew import Crew
@@ -34,7 +40,9 @@ from penstock.runtime.loop import Stage
 from penstock.runtime.time_limit import TimeLimit
 from penstock.stores.announcements import Announcements
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
+from penstock.stores.control_connection import ControlConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
+from penstock.stores.identity import new_event_uuid
 from penstock.stores.queries import Queries
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.worker_connection import SyncWorkerConnection, WorkerConnection
@@ -155,6 +163,7 @@ class Workers:
         _stop: threading.Event,
         _in_handler: AbstractContextManager[Any],
     ) -> Stage:
+        control = around.keeper.control.get
         consuming = Consuming(
             name=consumer.name,
             options=consumer.options,
@@ -162,15 +171,40 @@ class Workers:
             settings=self._settings,
             leases=around.keeper,
             gate=around.gate,
-            control=around.keeper.control.get,
-            seams=ConsumerSeams(
-                open_worker=lambda: self._open_worker(consumer),
-                insert_sends=self._insert_sends,
-                caller=partial(_caller, consumer),
-                around=self._around,
-            ),
+            control=control,
+            seams=self._seams(consumer, control),
         )
         return Consumer(consuming, around.crew, self._open_log, deployed_at=around.deployed_at)
+
+    def _seams(
+        self, consumer: RegisteredConsumer, control: Callable[[], psycopg.Connection[Any]]
+    ) -> ConsumerSeams:
+        return ConsumerSeams(
+            open_worker=lambda: self._open_worker(consumer),
+            insert_sends=self._insert_sends,
+            caller=partial(_caller, consumer),
+            around=self._around,
+            effects=Effects(self._settings.schema, control, consumer.name, socket.gethostname()),
+            tell=self._tell,
+        )
+
+    def rehearse(self, consumer: RegisteredConsumer, entry: Entry) -> Rehearsal:
+        """Try a consumer's handler on an event; everything is rolled back."""
+        control = ControlConnection(
+            self._settings.database_url,
+            f"penstock {consumer.name} rehearsal",
+            statement_seconds=self._settings.lease_granted_seconds,
+        )
+        try:
+            return RehearsalRoom(
+                consumer.name,
+                consumer.options,
+                consumer.plan,
+                schema=self._settings.schema,
+                seams=self._seams(consumer, control.get),
+            ).rehearse(entry)
+        finally:
+            control.close()
 
     def _open_log(self) -> HotLog:
         settings = self._settings
@@ -197,8 +231,22 @@ class Workers:
         """What handlers remembered is inserted last, before the fence."""
         pending = take_pending(session)
         if pending:
-            query = Queries("outbox.sql", self._settings.schema)["send_many"]
-            worker.execute(query, {"batch": batch_json(pending)})
+            self._send(worker, pending)
+
+    def _tell(self, worker: WorkerConnection, trouble: Trouble) -> None:
+        """Send an event about it, if there is a stream for that; not about that stream's own."""
+        stream_name = self._settings.dead_letter_stream
+        if stream_name is None or trouble.stream_name == stream_name:
+            return
+        limits = Limits(self._settings.payload_bytes_max, self._settings.metadata_bytes_max)
+        event = encode_event(
+            stream_name, trouble.as_event(), event_uuid=new_event_uuid(), limits=limits
+        )
+        self._send(worker, [event])
+
+    def _send(self, worker: WorkerConnection, events: list[OutgoingEvent]) -> None:
+        query = Queries("outbox.sql", self._settings.schema)["send_many"]
+        worker.execute(query, {"batch": batch_json(events)})
 
 
 def _caller(

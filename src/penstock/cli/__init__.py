@@ -10,8 +10,11 @@ import typer
 
 from penstock.cli import (
     consumers,
+    dead_letters,
     demonstration,
+    parked,
     quarantine,
+    redriving,
     running,
     schema,
     sending,
@@ -72,6 +75,10 @@ application.command("migrate")(schema.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
 application.add_typer(consumers.application, name="consumers")
+dead_letters.application.command("redrive")(redriving.command)
+application.add_typer(dead_letters.application, name="dead-letters")
+application.add_typer(dead_letters.application, name="dlq", hidden=True)
+application.add_typer(parked.application, name="parked")
 application.add_typer(quarantine.application, name="quarantine")
 application.command("config")(settings.config)
 

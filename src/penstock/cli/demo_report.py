@@ -14,15 +14,15 @@ from sqlalchemy import Connection, column, func, literal_column, select, table
 
 from penstock.cli.demo_app import EFFECTS, STREAM, Invoice, Order, Shipment
 from penstock.cli.demo_senders import Journal
-from penstock.core.books import (
-    Anomaly,
-    Books,
+from penstock.core.audit import audit
+from penstock.core.books import Anomaly, Books
+from penstock.core.history import (
     ConsumerHistory,
     Effect,
     History,
+    ParkedRow,
     SentRow,
     SettledRow,
-    audit,
 )
 from penstock.core.leases import consumer_role
 
@@ -49,6 +49,12 @@ _settled = table(
     *map(column, ("consumer", "event_uuid", "position", "outcome")),
     schema="events",
 )
+_parked = table(
+    "parked_event",
+    *map(column, ("consumer", "event_uuid", "position", "key_hash", "next_attempt_at", "held")),
+    schema="events",
+)
+_dead = table("dead_letter", *map(column, ("consumer", "event_uuid")), schema="events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,10 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the books balance and nothing is left to do."""
-        return self.books.balance and self.books.pending == 0 and self.books.sent > 0
+        """Whether the books balance and nothing is left to do, or to be decided by a person."""
+        books = self.books
+        is_done = books.pending == books.parked == books.dead == 0
+        return books.balance and is_done and books.sent > 0
 
     def as_plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -115,8 +123,9 @@ class Report:
         books = self.books
         rows.add_row("sent", f"{books.sent:,}", f"{books.refused:,} more were rolled back")
         for consumer in books.consumers:
-            pending = f"{consumer.pending:,} are still pending" if consumer.pending else ""
-            rows.add_row(f"handled by {consumer.name}", f"{consumer.handled:,}", pending)
+            left = {name: getattr(consumer, name) for name in ("pending", "parked", "dead")}
+            notes = ", ".join(f"{count:,} {name}" for name, count in left.items() if count)
+            rows.add_row(f"handled by {consumer.name}", f"{consumer.handled:,}", notes)
         rows.add_section()
         for anomaly, words in _WORDS.items():
             count = books.count(anomaly)
@@ -139,10 +148,23 @@ class Report:
 
 
 def read_counts(connection: Connection) -> Counts:
-    """How far everybody is, in two cheap questions."""
+    """How far everybody is, in three cheap questions."""
     published = connection.execute(
         select(_stream.c.published).where(_stream.c.name == STREAM)
     ).scalar_one_or_none()
+    parked: dict[str, int] = dict(
+        connection.execute(select(_parked.c.consumer, func.count()).group_by(_parked.c.consumer))
+        .tuples()
+        .all()
+    )
+    handled = {
+        name: checkpoint - parked.get(f"demo.{name}", 0)
+        for name, checkpoint in _read_checkpoints(connection).items()
+    }
+    return Counts(published or 0, handled)
+
+
+def _read_checkpoints(connection: Connection) -> dict[str, int]:
     checkpoints = dict(
         connection.execute(
             select(_lease.c.role, _lease.c.checkpoint).where(_lease.c.stream_name == STREAM)
@@ -150,8 +172,7 @@ def read_counts(connection: Connection) -> Counts:
         .tuples()
         .all()
     )
-    handled = {name: checkpoints.get(consumer_role(f"demo.{name}"), 0) for name in EFFECTS}
-    return Counts(published or 0, handled)
+    return {name: checkpoints.get(consumer_role(f"demo.{name}"), 0) for name in EFFECTS}
 
 
 def read_latency(connection: Connection, effect: type[Invoice] | type[Shipment]) -> Latency:
@@ -210,9 +231,21 @@ def _read_consumer(connection: Connection, name: str) -> ConsumerHistory:
             _settled.c.consumer == full_name
         )
     ).all()
+    parked = connection.execute(
+        select(
+            _parked.c.event_uuid,
+            _parked.c.position,
+            _parked.c.key_hash,
+            _parked.c.next_attempt_at.is_not(None),
+            _parked.c.held,
+        ).where(_parked.c.consumer == full_name)
+    ).all()
+    dead = connection.execute(select(_dead.c.event_uuid).where(_dead.c.consumer == full_name))
     return ConsumerHistory(
         name=name,
         effects=tuple(Effect(str(uuid), customer, number) for uuid, customer, number in effects),
         settled=tuple(SettledRow(str(uuid), at, outcome) for uuid, at, outcome in settled),
-        checkpoints=(read_counts(connection).handled[name],),
+        checkpoints=(_read_checkpoints(connection)[name],),
+        parked=tuple(ParkedRow(str(uuid), *rest) for uuid, *rest in parked),
+        dead=frozenset(map(str, dead.scalars())),
     )

@@ -16,9 +16,13 @@ from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.output import console, duration, print_json, table
 from penstock.errors import PenstockError, UsageError
 from penstock.ops.check import LAG_SECONDS_MAX, Problem, find_problems
-from penstock.ops.status import LeaseStatus, Status, StreamStatus, read_status
+from penstock.ops.status import ConsumerStatus, LeaseStatus, Status, StreamStatus, read_status
 
 REFRESH_SECONDS = 1.0
+CONSUMER_HEADINGS = (
+    *("Consumer", "Stream", "State", ">Checkpoint", ">Lag, events", ">Lag, time"),
+    *(">Parked", ">Dead letters"),
+)
 
 
 def status(
@@ -90,7 +94,7 @@ def _shown(found: Status) -> Group:
         ),
         table(
             "Consumers",
-            ("Consumer", "Stream", "State", ">Checkpoint", ">Lag, events", ">Lag, time"),
+            CONSUMER_HEADINGS,
             [
                 (
                     c.name,
@@ -99,6 +103,8 @@ def _shown(found: Status) -> Group:
                     c.checkpoint,
                     c.lag_events,
                     duration(c.lag_ms),
+                    _parked(c),
+                    c.dead_letters,
                 )
                 for c in found.consumers
             ],
@@ -112,6 +118,13 @@ def _shown(found: Status) -> Group:
             ],
         ),
     )
+
+
+def _parked(consumer: ConsumerStatus) -> str:
+    if not consumer.parked_events:
+        return "0"
+    held = f", {consumer.held_keys} held" if consumer.held_keys else ""
+    return f"{consumer.parked_events} in {consumer.parked_keys} keys{held}"
 
 
 def _unnumbered(stream: StreamStatus) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.wire import Entry
 
@@ -18,6 +18,12 @@ class Batch:
     is_careful: bool = False
     is_suspect: bool = False
     """One entry, run alone because an attempt at it may have ended its process."""
+    is_parked: bool = False
+    """Entries out of the parked ones: the checkpoint is past them already."""
+    attempt: int = 1
+    """Which attempt this is. Beyond the first, a batch has one entry."""
+    is_redriven: bool = False
+    """Out of the dead letters: whatever fails goes back there."""
 
     @property
     def first(self) -> int:
@@ -32,36 +38,39 @@ class Batch:
     def after(self, position: int) -> Batch | None:
         """What is left of the batch behind a position."""
         rest = tuple(entry for entry in self.entries if entry.position > position)
-        return Batch(rest, self.through, self.is_careful, self.is_suspect) if rest else None
+        return replace(self, entries=rest) if rest else None
+
+    def until(self, position: int) -> Batch | None:
+        """The part of the batch up to a position, which it settles and does not pass."""
+        part = tuple(entry for entry in self.entries if entry.position <= position)
+        return replace(self, entries=part, through=position) if part else None
 
 
 def isolate(batch: Batch, culprit: int | None) -> list[Batch]:
     """The batches to try next, in order, after `batch` failed at `culprit` (None: unknown)."""
     entries = batch.entries
-    if len(entries) == 1:
-        return [Batch(entries, batch.through, is_careful=True, is_suspect=batch.is_suspect)]
     if culprit is None and not batch.is_careful:
         # Statements were sent ahead of their results; run again with each one awaited.
-        return [Batch(entries, batch.through, is_careful=True)]
+        return [replace(batch, is_careful=True)]
+    if len(entries) == 1:
+        return [batch]
     if culprit is None:
-        return split(entries, batch.through, is_careful=True)
+        return split(batch)
     parts = [
         tuple(entry for entry in entries if entry.position < culprit),
         tuple(entry for entry in entries if entry.position == culprit),
         tuple(entry for entry in entries if entry.position > culprit),
     ]
-    return _chained([part for part in parts if part], batch.through, batch.is_careful)
+    return _chained([part for part in parts if part], batch)
 
 
-def split(
-    entries: Sequence[Entry], through: int, *, is_careful: bool = False, is_suspect: bool = False
-) -> list[Batch]:
+def split(batch: Batch) -> list[Batch]:
     """Batches of one, in order; the last goes as far as all of them together."""
-    return _chained([(entry,) for entry in entries], through, is_careful, is_suspect)
+    return _chained([(entry,) for entry in batch.entries], batch)
 
 
-def _chained(
-    parts: Sequence[tuple[Entry, ...]], through: int, is_careful: bool, is_suspect: bool = False
-) -> list[Batch]:
-    ends = [part[-1].position for part in parts[:-1]] + [through]
-    return [Batch(part, end, is_careful, is_suspect) for part, end in zip(parts, ends, strict=True)]
+def _chained(parts: Sequence[tuple[Entry, ...]], batch: Batch) -> list[Batch]:
+    ends = [part[-1].position for part in parts[:-1]] + [batch.through]
+    return [
+        replace(batch, entries=part, through=end) for part, end in zip(parts, ends, strict=True)
+    ]

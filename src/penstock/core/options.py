@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+import typing
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.core.require import require
-from penstock.core.retry import Retry
+from penstock.core.retry import DEFAULT_RETRY, Retry
 from penstock.errors import RegistrationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 LANES_MAX = 1024
 Start = Literal["earliest", "latest"] | int | datetime
+Order = Literal["key", "stream", "none"]
+"""What waits behind a failing event: its key, the whole stream, or nothing."""
+OnExhausted = Literal["bury", "hold"]
+OnUnknown = Literal["skip", "block"]
+OnUnknownVersion = Literal["block", "park", "bury"]
 
 
 class Guarantee(StrEnum):
     """How often an event's effects happen."""
 
     EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,16 +39,22 @@ class ConsumerOptions:
     name: str
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     start: Start = "earliest"
+    order: Order = "key"
     lanes: int = 1
     batch_size: int = 100
     batch_seconds: float = 1.0
     timeout_seconds: float | None = None
-    retry: Retry = field(default_factory=Retry.exponential)
-    on_unknown: Literal["skip", "block"] = "skip"
+    retry: Retry = DEFAULT_RETRY
+    """Not given, an at-most-once consumer has Retry.none()."""
+    on_exhausted: OnExhausted = "bury"
+    on_unknown: OnUnknown = "skip"
+    on_unknown_version: OnUnknownVersion = "block"
+    allow_reordering: bool = False
+    """Says that order="none" is meant although the events have keys."""
 
     def __post_init__(self) -> None:
         self._require(
-            _NAME.fullmatch(self.name) is not None,
+            _is_name(self.name),
             "its name may hold letters, digits, '_', '.' and '-', at most 100 of them",
         )
         self._require(bool(self.stream_name), "it names no stream")
@@ -51,8 +65,29 @@ class ConsumerOptions:
             self.timeout_seconds is None or self.timeout_seconds > 0,
             "timeout_seconds must be positive, or None for no limit",
         )
-        self._require(self.on_unknown in ("skip", "block"), 'on_unknown must be "skip" or "block"')
+        self._require_choices()
         self._require_start()
+        self._settle_guarantee()
+        self._require_agreement()
+
+    def _require_choices(self) -> None:
+        for name, choices in (
+            ("order", Order),
+            ("on_exhausted", OnExhausted),
+            ("on_unknown", OnUnknown),
+            ("on_unknown_version", OnUnknownVersion),
+        ):
+            allowed = typing.get_args(choices)
+            given = getattr(self, name)
+            self._require(given in allowed, f"{name} must be {_either(allowed)}, not {given!r}")
+        self._require(
+            isinstance(self.allow_reordering, bool), "allow_reordering must be True or False"
+        )
+        self._require(
+            isinstance(self.retry, Retry),
+            "retry must be a policy or a function; write retry=Retry.exponential(), "
+            "Retry.fixed(seconds=…), Retry.none() or Retry.by(…)",
+        )
 
     def _require_start(self) -> None:
         start = self.start
@@ -69,5 +104,52 @@ class ConsumerOptions:
                 'start must be "earliest", "latest", a position or a datetime',
             )
 
+    def _settle_guarantee(self) -> None:
+        """Takes a guarantee's plain text too, and gives it the retries that fit it."""
+        known = [str(guarantee) for guarantee in Guarantee]
+        self._require(
+            self.guarantee in known,
+            f"guarantee={self.guarantee!r} is unknown; write Guarantee.EXACTLY_ONCE, "
+            f"AT_LEAST_ONCE or AT_MOST_ONCE, or one of {_either(known)}",
+        )
+        guarantee = Guarantee(self.guarantee)
+        object.__setattr__(self, "guarantee", guarantee)
+        # By identity: a policy that was written out, even an equal one, is refused instead.
+        if guarantee is Guarantee.AT_MOST_ONCE and self.retry is DEFAULT_RETRY:
+            object.__setattr__(self, "retry", Retry.none())
+
+    def _require_agreement(self) -> None:
+        self._require(
+            self.order != "stream" or self.lanes == 1,
+            'order="stream" needs every event in one lane; write lanes=1, or order="key" to keep '
+            "the order of each key over several lanes",
+        )
+        if self.guarantee is not Guarantee.AT_MOST_ONCE:
+            return
+        self._require(
+            self.retry.attempts_max == 1,
+            "AT_MOST_ONCE never tries an event again; write retry=Retry.none(), or choose "
+            "Guarantee.AT_LEAST_ONCE",
+        )
+        self._require(
+            self.on_exhausted == "bury",
+            "AT_MOST_ONCE has passed an event before it is handled, so nothing can be held behind "
+            'it; write on_exhausted="bury", or choose Guarantee.AT_LEAST_ONCE',
+        )
+        self._require(
+            self.on_unknown_version != "park",
+            "AT_MOST_ONCE never tries an event again, so it parks none; write "
+            'on_unknown_version="block" or "bury", or choose Guarantee.AT_LEAST_ONCE',
+        )
+
     def _require(self, claim: bool, why: str) -> None:
         require(claim, f"Consumer {self.name!r} cannot be registered: {why}.", RegistrationError)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def _either(choices: Any) -> str:
+    *most, last = (f'"{choice}"' for choice in choices)
+    return f"{', '.join(most)} or {last}"

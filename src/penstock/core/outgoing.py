@@ -144,8 +144,13 @@ def _identity_of(event: Event) -> tuple[str, int, Any]:
     return event_type, 1 if version is None else version, own_key
 
 
+def is_stream_name(name: object) -> bool:
+    """Whether a stream can have this name."""
+    return isinstance(name, str) and _STREAM_NAME.fullmatch(name) is not None
+
+
 def _require_stream_name(stream_name: object) -> None:
-    if not isinstance(stream_name, str) or not _STREAM_NAME.fullmatch(stream_name):
+    if not is_stream_name(stream_name):
         raise InvalidEvent(
             f"{_shortened(stream_name)} cannot name a stream, so nothing was sent. Start with a "
             "letter or digit and go on with letters, digits and . _ : / - (200 at most)."

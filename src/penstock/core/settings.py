@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.outgoing import is_stream_name
 from penstock.core.require import require
 
 MEBIBYTE = 1024 * 1024
@@ -33,10 +34,13 @@ class Settings:
     heartbeat_timeout_seconds: float = 30.0
     crashes_max: int = 5
     crash_window_seconds: float = 60.0
+    parked_per_key_max: int = 10_000
+    dead_letter_stream: str | None = None
     cleanup_every_seconds: float = 300.0
     cleanup_batch_size: int = 1000
     settled_retention_days: float = 7.0
     outbox_retention_days: float = 7.0
+    inbox_retention_days: float = 30.0
 
     @property
     def lease_granted_seconds(self) -> float:
@@ -67,6 +71,12 @@ class Settings:
         require(self.heartbeat_timeout_seconds > 0, "heartbeat_timeout_seconds must be positive")
         require(self.crashes_max >= 1, "crashes_max must be at least 1")
         require(self.crash_window_seconds > 0, "crash_window_seconds must be positive")
+        require(self.parked_per_key_max >= 1, "parked_per_key_max must be at least 1")
+        require(
+            self.dead_letter_stream is None or is_stream_name(self.dead_letter_stream),
+            f"dead_letter_stream={self.dead_letter_stream!r} cannot name a stream: start with a "
+            "letter or digit and go on with letters, digits and . _ : / - (200 at most)",
+        )
         self._require_cleanup()
 
     def _require_cleanup(self) -> None:
@@ -74,7 +84,7 @@ class Settings:
         require(
             1 <= self.cleanup_batch_size <= 10_000, "cleanup_batch_size must be between 1 and 10000"
         )
-        for name in ("settled_retention_days", "outbox_retention_days"):
+        for name in ("settled_retention_days", "outbox_retention_days", "inbox_retention_days"):
             retention_seconds = getattr(self, name) * DAY_SECONDS
             require(
                 retention_seconds >= self.cleanup_every_seconds,

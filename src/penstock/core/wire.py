@@ -55,12 +55,12 @@ class Entry(NamedTuple):
 
     def metadata(self) -> dict[str, Any]:
         """The event's metadata."""
-        decoded: dict[str, Any] = orjson.loads(self.fields[5])
+        decoded: dict[str, Any] = self._json("metadata", self.fields[5])
         return decoded
 
     def as_stream_event(self, payload: Any) -> StreamEvent[Any]:
         """The handler's view, around a payload that has been decoded already."""
-        _term, outbox_id, _key_id, created_us, key, metadata = self.fields
+        _term, outbox_id, _key_id, created_us, key, _metadata = self.fields
         return StreamEvent(
             stream_name=self.stream_name,
             position=self.position,
@@ -70,17 +70,20 @@ class Entry(NamedTuple):
             event_uuid=UUID(self.event_uuid),
             key=orjson.loads(key),
             payload=payload,
-            metadata=orjson.loads(metadata),
+            metadata=self.metadata(),
             created_at=_EPOCH + timedelta(microseconds=int(created_us)),
         )
 
     def plain_payload(self) -> Any:
         """The payload as plain Python values."""
+        return self._json("payload", self.payload)
+
+    def _json(self, name: str, raw: bytes) -> Any:
         try:
-            return orjson.loads(self.payload)
+            return orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise ContractError(
-                f"The payload of {self.stream_name}/{self.position} is not JSON: {error}"
+                f"The {name} of {self.stream_name}/{self.position} cannot be read: {error}"
             ) from None
 
 
@@ -104,6 +107,9 @@ def decode_entry(stream_name: str, position: int, raw: bytes) -> Entry:
     """An entry of the hot log. Raises MalformedEntry for anything else."""
     if not raw.startswith(_HEADER_START):
         raise MalformedEntry(f"{stream_name}/{position}: unknown entry format {raw[:20]!r}")
+    if b"\0" in raw or not (raw.isascii() or _is_text(raw)):
+        # PostgreSQL never printed this, and could not keep it either.
+        raise MalformedEntry(f"{stream_name}/{position}: not text")
     return _decode(stream_name, position, raw.split(b"\n", _BODY_FIELDS)[1:])
 
 
@@ -115,6 +121,10 @@ def decode_body(stream_name: str, position: int, body: bytes) -> Entry:
 def _decode(stream_name: str, position: int, parts: list[bytes]) -> Entry:
     if len(parts) != _BODY_FIELDS or parts[0] != KIND_EVENT or not _UUID.fullmatch(parts[4]):
         raise MalformedEntry(f"{stream_name}/{position}: not an event entry")
+    if not (parts[2].isdigit() and parts[3].isdigit() and parts[8].isdigit()):
+        raise MalformedEntry(f"{stream_name}/{position}: a field is not a number")
+    if parts[9] != b"null" and not _is_json_text(parts[9]):
+        raise MalformedEntry(f"{stream_name}/{position}: the key is not text")
     try:
         return Entry(
             stream_name,
@@ -128,3 +138,18 @@ def _decode(stream_name: str, position: int, parts: list[bytes]) -> Entry:
         )
     except ValueError as error:
         raise MalformedEntry(f"{stream_name}/{position}: {error}") from None
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_json_text(raw: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(raw), str)
+    except orjson.JSONDecodeError:
+        return False

@@ -196,6 +196,6 @@ def _would_pass_by(plan: SeekPlan) -> OperationRefused:
     return OperationRefused(
         f"{plan.consumer} has finished everything up to {plan.old_checkpoint}. Moved back to "
         f"{plan.position}, it would pass by the events that are settled there. Nothing was "
-        "changed. --again makes it handle them once more, with all their effects; "
+        "changed. --again makes it handle them once more, with all their writes; "
         "`penstock replay` delivers a range again without touching the live position."
     )

@@ -58,6 +58,12 @@ class ConsumerStatus:
     pause_reason: str | None = None
     quarantined_at: datetime | None = None
     quarantine_reason: str | None = None
+    parked_keys: int = 0
+    """Keys that wait for another attempt at their first event."""
+    held_keys: int = 0
+    """Those of them that wait for an operator."""
+    parked_events: int = 0
+    dead_letters: int = 0
 
     @property
     def state(self) -> ConsumerState:

@@ -33,6 +33,9 @@ REST_PER_WORK = 4.0
 # Between rounds the loop still turns this often: to take a lease that became free, and so that
 # whoever watches can tell a janitor that rests from one that hangs.
 TURN_SECONDS = 5.0
+# Who redrove or discarded what is asked for after an incident, and that may be weeks later.
+OPERATION_RETENTIONS = 4
+EFFECT_TABLE = "effect"
 
 
 @dataclass(slots=True)
@@ -41,6 +44,28 @@ class _Settled:
 
     since: datetime | None = None
     table: str = "processed_event"
+
+
+@dataclass(slots=True)
+class _Effects:
+    """Records of context.once that no settled row took along; `since` as above."""
+
+    since: datetime | None = None
+    table: str = EFFECT_TABLE
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """Claims on events of other buses, oldest first."""
+
+    table: str = "inbox_event"
+
+
+@dataclass(slots=True)
+class _Operations:
+    """What operators did long ago, with the events that they did it to."""
+
+    table: str = "operation"
 
 
 @dataclass(slots=True)
@@ -59,11 +84,11 @@ class _Holds:
     table: str = "outbox_event"
 
 
-_Task = _Settled | _Outbox | _Holds
+_Task = _Settled | _Effects | _Inbox | _Operations | _Outbox | _Holds
 
 
 class Janitor:
-    """Prunes settled rows and published events behind the slowest reader, in rounds.
+    """Prunes old rows, none that a reader, an operator or a second try may need, in rounds.
 
     One janitor works at a time, over all hosts. Nothing depends on it: whatever goes wrong is
     said, left for the next round, and never stops the process that it shares with others.
@@ -165,7 +190,8 @@ class Janitor:
         self._next_round_at = started_at + self._settings.cleanup_every_seconds
         self._pruned.clear()
         streams = self._cleanup.streams(self._connection)
-        self._tasks.extend([_Settled(), *map(_Outbox, streams), _Holds()])
+        outbox = map(_Outbox, streams)
+        self._tasks.extend([_Settled(), *outbox, _Effects(), _Inbox(), _Operations(), _Holds()])
 
     def _end_round(self) -> None:
         for table, count in self._pruned.items():
@@ -177,6 +203,12 @@ class Janitor:
         match task:
             case _Settled():
                 return self._prune_settled(task)
+            case _Effects():
+                return self._prune_effects(task)
+            case _Inbox():
+                return self._prune_inbox()
+            case _Operations():
+                return self._prune_operations()
             case _Outbox():
                 return self._prune_outbox(task)
             case _Holds():
@@ -194,8 +226,39 @@ class Janitor:
             batch_size=batch_size,
         )
         task.since = pruned.last
+        if pruned.effects:
+            self._pruned[EFFECT_TABLE] += pruned.effects
         # Rows that have to stay were looked at too: there may be others behind them.
         return pruned.deleted, pruned.looked_at == batch_size
+
+    def _prune_effects(self, task: _Effects) -> tuple[int, bool]:
+        batch_size = self._settings.cleanup_batch_size
+        pruned = self._cleanup.prune_effects(
+            self._connection,
+            since=task.since,
+            retention_days=self._settings.settled_retention_days,
+            batch_size=batch_size,
+        )
+        task.since = pruned.last
+        return pruned.deleted, pruned.looked_at == batch_size
+
+    def _prune_inbox(self) -> tuple[int, bool]:
+        batch_size = self._settings.cleanup_batch_size
+        deleted = self._cleanup.prune_inbox(
+            self._connection,
+            retention_days=self._settings.inbox_retention_days,
+            batch_size=batch_size,
+        )
+        return deleted, deleted == batch_size
+
+    def _prune_operations(self) -> tuple[int, bool]:
+        batch_size = self._settings.cleanup_batch_size
+        events, operations = self._cleanup.prune_operations(
+            self._connection,
+            retention_days=self._settings.settled_retention_days * OPERATION_RETENTIONS,
+            batch_size=batch_size,
+        )
+        return events + operations, batch_size in (events, operations)
 
     def _prune_outbox(self, task: _Outbox) -> tuple[int, bool]:
         batch_size = self._settings.cleanup_batch_size

@@ -1,8 +1,7 @@
-"""Handles a lane's events, each exactly once: effects, deduplication and checkpoint together."""
+"""Handles a lane's events, live and parked ones in turn, each settled with the checkpoint."""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
@@ -12,16 +11,22 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.failures import asked_delay_seconds, describe, is_nobodys_fault
+from penstock.core.failures import describe, is_nobodys_fault
 from penstock.core.isolation import Batch, isolate, split
 from penstock.core.leases import Lease, former_groups
+from penstock.core.options import Guarantee
 from penstock.core.progress import AGAIN, IDLE, Progress
 from penstock.errors import HandlerTimeout, LeaseLost, PositionMissing, ServerUnavailable
-from penstock.pipeline.attempt import Attempt, HandlerFailed, Settled
+from penstock.pipeline.attempt import Settled
+from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.judgement import Blocked
+from penstock.pipeline.parking import Parking
 from penstock.pipeline.window import Scan, StreamWindow
-from penstock.stores.inbox import Inbox, Registration
+from penstock.pipeline.workplace import Workplace
+from penstock.stores.inbox import Registration
 from penstock.stores.lanes import Lanes
+from penstock.stores.parked import Parked
 from penstock.stores.streams import Streams
 from penstock.stores.suspects import Suspects
 from penstock.telemetry import signals
@@ -30,6 +35,7 @@ from penstock.telemetry.bus import emit
 WAIT_SECONDS = 0.5
 BROWNOUT_POLL_SECONDS = 0.1
 BLOCKED_PAUSE_SECONDS = 5.0
+BLOCKED_PAUSE_SECONDS_MIN = 0.05
 # How often a lane that meets only events of other lanes writes down how far it is.
 ADVANCE_SECONDS = 1.0
 NOBODYS_FAULT_MAX = 20
@@ -38,7 +44,7 @@ STRIKES_MAX = 3
 
 
 class Lane:
-    """One lane's stage: reads after its checkpoint, handles a batch in one transaction."""
+    """One lane's stage: reads after its checkpoint, handles a batch, settles it."""
 
     def __init__(
         self,
@@ -50,7 +56,9 @@ class Lane:
         stop: threading.Event,
         in_handler: AbstractContextManager[Any],
     ) -> None:
-        self._consuming = consuming
+        self._consuming = replace(
+            consuming, seams=replace(consuming.seams, stop_requested=stop.is_set)
+        )
         self._in_handler = in_handler
         self._name = consuming.name
         self._options = consuming.options
@@ -62,31 +70,32 @@ class Lane:
         self._lease: Lease | None = None
         self._cursor = 0
         self._ahead: Scan | None = None
-        self._queue: deque[Batch] = deque()
-        self._attempts: dict[int, int] = {}
+        self._live: deque[Batch] = deque()
+        self._parked: deque[Batch] = deque()
+        self._is_parked_turn = True
         self._is_passing = False
         self._suspects_left = 0
         self._suspects_last = 0
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
         self._advance_at = 0.0
-        self._lanes = Lanes(consuming.settings.schema)
-        self._suspects = Suspects(consuming.settings.schema)
-        self._streams = Streams(consuming.settings.schema)
-        self._seams = replace(consuming.seams, stop_requested=stop.is_set)
+        schema = consuming.settings.schema
+        self._lanes = Lanes(schema)
+        self._suspects = Suspects(schema)
+        self._streams = Streams(schema)
+        self._parking = Parking(
+            self._name,
+            self._options,
+            lane,
+            known.lanes,
+            parked=Parked(schema),
+            control=consuming.control,
+        )
         self._open_worker()
 
     def _open_worker(self) -> None:
-        self._worker = self._seams.open_worker()
-        self._attempt = Attempt(
-            self._name,
-            self._options,
-            self._consuming.plan,
-            inbox=Inbox(self._consuming.settings.schema),
-            suspects=self._suspects,
-            worker=self._worker,
-            seams=self._seams,
-        )
+        self._workplace = Workplace(self._consuming, self._parking)
+        self._worker = self._workplace.worker
 
     def step(self) -> Progress:
         """Settle one batch. Nothing is settled without the lease."""
@@ -107,14 +116,18 @@ class Lane:
         """Wait for the next entries; what arrives is kept for the next step."""
         if self._lease is None or self._ahead is not None:
             return
+        wait_seconds = min(WAIT_SECONDS, self._parking.due_seconds)
+        if self._parking.blocks_stream:
+            stop.wait(wait_seconds)
+            return
         try:
-            scan = self._read(wait_seconds=WAIT_SECONDS)
+            scan = self._read(wait_seconds=wait_seconds)
         except PositionMissing:
             return
         if scan.through > self._cursor:
             self._ahead = scan
         elif self._window.is_polling:
-            stop.wait(BROWNOUT_POLL_SECONDS)
+            stop.wait(min(BROWNOUT_POLL_SECONDS, self._parking.due_seconds))
 
     def close(self) -> None:
         """Give back the lease and the connection."""
@@ -145,11 +158,11 @@ class Lane:
             return None
         self._leases.guard(lease, self._interrupt)
         self._cursor = lease.checkpoint
-        if not lease.was_clean:
-            # Whoever held it before died or hung, perhaps because of what it had in hand: no more
-            # than a batch, and nothing that has come since.
-            self._suspects_left = self._options.batch_size
-            self._suspects_last = head
+        # Whoever held it before died or hung, perhaps because of what it had in hand: no more
+        # than a batch, and nothing that has come since.
+        self._suspects_left = 0 if lease.was_clean else self._options.batch_size
+        self._suspects_last = head
+        self._parking.begin(suspects=self._suspects_left)
         return replace(lease, epoch=known.epoch, settled_to=known.settled_to)
 
     def _interrupt(self) -> None:
@@ -157,8 +170,23 @@ class Lane:
         self._worker.interrupt()
 
     def _next_batch(self) -> Batch | None:
-        if self._queue:
-            return self._queue.popleft()
+        """In turn, so that neither a flood of retries nor one of live events starves the other."""
+        is_parked_turn = self._is_parked_turn
+        self._is_parked_turn = not is_parked_turn
+        if is_parked_turn:
+            return self._next_parked() or self._next_live()
+        return self._next_live() or self._next_parked()
+
+    def _next_parked(self) -> Batch | None:
+        if not self._parked:
+            self._parked.extend(self._parking.due())
+        return self._parked.popleft() if self._parked else None
+
+    def _next_live(self) -> Batch | None:
+        if self._parking.blocks_stream:
+            return None
+        if self._live:
+            return self._live.popleft()
         scan = self._ahead or self._read(wait_seconds=0.0)
         self._ahead = None
         if not scan.entries:
@@ -166,11 +194,17 @@ class Lane:
             self._cursor = scan.through
             return None
         emit(signals.BatchRead(self._name, scan.entries[0].position, scan.entries[-1].position))
+        batch = Batch(
+            tuple(scan.entries),
+            scan.through,
+            # Elsewhere nothing is sent ahead of its result.
+            is_careful=self._options.guarantee is not Guarantee.EXACTLY_ONCE,
+        )
         if self._suspects_left and scan.entries[0].position <= self._suspects_last:
             self._suspects_left = max(0, self._suspects_left - len(scan.entries))
-            self._queue.extend(split(scan.entries, scan.through, is_suspect=True))
-            return self._queue.popleft()
-        return Batch(tuple(scan.entries), scan.through)
+            self._live.extend(split(replace(batch, is_suspect=True)))
+            return self._live.popleft()
+        return batch
 
     def _read(self, wait_seconds: float) -> Scan:
         return self._window.read(
@@ -185,7 +219,7 @@ class Lane:
         if self._is_passing:
             return AGAIN
         now = time.monotonic()
-        if self._cursor > lease.checkpoint and now >= self._advance_at:
+        if self._cursor > lease.checkpoint and now >= self._advance_at and not self._live:
             self._advance_at = now + ADVANCE_SECONDS
             if not self._lanes.advance(self._control(), lease, self._cursor):
                 raise self._lost("another worker holds it")
@@ -206,97 +240,86 @@ class Lane:
             )
             others = {start["worker_id"] for start in starts} - {self._leases.worker_id}
             if len(others) >= STRIKES_MAX:
-                return self._bury(batch, lease, starts)
+                return self._judge(batch, lease, starts)
             return self._try(batch, lease)
 
     def _try(self, batch: Batch, lease: Lease) -> Progress:
-        attempt_number = self._attempts.get(batch.first, 0) + 1
         try:
             with self._in_handler:
-                settled = self._worker.run(lambda: self._attempt.run(batch, lease, attempt_number))
+                settled = self._worker.run(lambda: self._workplace.attempt.run(batch, lease))
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except HandlerFailed as failure:
-            emit(
-                signals.BatchRolledBack(
-                    self._name, batch.first, batch.last, describe(failure.error)
-                )
-            )
-            if batch.is_suspect:
-                self._suspects.finish(self._control(), self._name, batch.first)
-            if isinstance(failure.error, HandlerTimeout):
-                # Its handler was interrupted wherever it was, perhaps inside the driver.
-                self._worker.close()
-                self._open_worker()
-            return self._after_failure(batch, failure)
+            return self._after_failure(batch, lease, failure)
         return self._committed(batch, lease, settled)
 
     def _committed(self, batch: Batch, lease: Lease, settled: Settled) -> Progress:
-        self._lease = lease.at(settled.last)
-        self._cursor = max(self._cursor, settled.last)
-        self._attempts.clear()
+        if not batch.is_parked:
+            self._lease = lease = lease.at(settled.last)
+            self._cursor = max(self._cursor, settled.last)
         self._faults_in_a_row = 0
         self._blocked_at = None
         rest = batch.after(settled.last)
+        if rest is not None and settled.failure is not None:
+            return self._after_failure(rest, lease, settled.failure)
         if rest is not None:
-            self._queue.appendleft(rest)
-        emit(signals.BatchCommitted(self._name, batch.first, settled.last, settled.handled))
+            self._queue_of(batch).appendleft(rest)
         return Progress(len(batch.entries) - (len(rest.entries) if rest else 0))
 
-    def _bury(self, batch: Batch, lease: Lease, starts: list[dict[str, Any]]) -> Progress:
-        entry = batch.entries[0]
-        try:
-            settled = self._worker.run(lambda: self._attempt.bury(batch, lease, starts))
-        except LeaseLost as error:
-            raise self._lost(str(error)) from error
-        emit(
-            signals.EventBuried(
-                self._name,
-                entry.position,
-                entry.event_uuid,
-                f"{len(starts)} attempts ended their worker process",
-            )
-        )
-        return self._committed(batch, lease, settled)
-
-    def _after_failure(self, batch: Batch, failure: HandlerFailed) -> Progress:
+    def _after_failure(self, batch: Batch, lease: Lease, failure: HandlerFailed) -> Progress:
+        reason = describe(failure.error)
+        emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
+        if batch.is_suspect:
+            self._suspects.finish(self._control(), self._name, batch.first)
+        if isinstance(failure.error, HandlerTimeout):
+            # Its handler was interrupted wherever it was, perhaps inside the driver.
+            self._worker.close()
+            self._open_worker()
+        queue = self._queue_of(batch)
         if is_nobodys_fault(failure.error) and self._faults_in_a_row < NOBODYS_FAULT_MAX:
             self._faults_in_a_row += 1
-            self._queue.appendleft(batch)
+            queue.appendleft(batch)
             return Progress(0, pause_seconds=NOBODYS_FAULT_PAUSE_SECONDS)
-        self._queue.extendleft(reversed(isolate(batch, failure.culprit)))
-        if len(batch.entries) > 1:
+        parts = isolate(batch, failure.culprit)
+        queue.extendleft(reversed(parts))
+        is_known = failure.is_alone or failure.culprit is not None or batch.is_careful
+        if len(parts[0].entries) > 1 or not is_known or (len(parts) > 1 and not failure.is_alone):
             return AGAIN
-        return self._retry_later(batch, failure.error)
+        return self._judge(queue.popleft(), lease, failure.error)
 
-    def _retry_later(self, batch: Batch, error: Exception) -> Progress:
-        """The event is tried again in place; its successors wait, so order holds."""
-        entry = batch.entries[0]
-        attempt = self._attempts[entry.position] = self._attempts.get(entry.position, 0) + 1
-        retry = self._options.retry
-        # Jitter only spreads load; nothing secret hangs on it.
-        delay = asked_delay_seconds(error)
-        if delay is None:
-            delay = retry.delay_seconds(attempt, random.random())  # noqa: S311
-        emit(
-            signals.EventFailed(
-                self._name, entry.position, entry.event_uuid, attempt, delay, describe(error)
-            )
-        )
-        if attempt == retry.attempts_max:
-            emit(signals.ConsumerBlocked(self._name, entry.position, describe(error)))
-        return Progress(0, pause_seconds=max(delay, 0.001))
+    def _judge(
+        self, batch: Batch, lease: Lease, failed: Exception | list[dict[str, Any]]
+    ) -> Progress:
+        """Decide on one event that failed, or that has ended its processes."""
+        try:
+            self._worker.run(lambda: self._workplace.judgement.carry_out(batch, lease, failed))
+        except LeaseLost as error:
+            raise self._lost(str(error)) from error
+        except Blocked as blocked:
+            self._queue_of(batch).appendleft(batch)
+            return self._blocked(batch.first, str(blocked))
+        if batch.is_parked:
+            # What was read with it may wait behind it now.
+            self._parked.clear()
+            return Progress(1)
+        return self._committed(batch, lease, Settled(batch.last, 0))
+
+    def _queue_of(self, batch: Batch) -> deque[Batch]:
+        return self._parked if batch.is_parked else self._live
 
     def _blocked(self, position: int, reason: str) -> Progress:
         if self._blocked_at != position:
             self._blocked_at = position
             emit(signals.ConsumerBlocked(self._name, position, reason))
-        return Progress(0, pause_seconds=BLOCKED_PAUSE_SECONDS)
+        # What is parked is tried meanwhile.
+        pause_seconds = max(BLOCKED_PAUSE_SECONDS_MIN, self._parking.due_seconds)
+        return Progress(0, pause_seconds=min(BLOCKED_PAUSE_SECONDS, pause_seconds))
 
     def _lost(self, reason: str) -> LeaseLost:
         lease, self._lease = self._lease, None
         assert lease is not None
-        self._queue.clear()
+        self._live.clear()
+        self._parked.clear()
         self._ahead = None
         self._leases.forget(lease, reason)
         return LeaseLost(f"{lease.role} on {lease.stream_name}: {reason}")

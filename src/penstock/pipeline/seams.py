@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.trouble import Trouble
+from penstock.pipeline.effects import OnceCaller
 from penstock.stores.worker_connection import WorkerConnection
 
 
@@ -23,5 +25,11 @@ class ConsumerSeams:
     """What calls a handler on a worker, within its time limit."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around each batch."""
+    effects: OnceCaller | None = None
+    """Calls to the outside, for contexts."""
+    tell: Callable[[WorkerConnection, Trouble], None] = field(
+        default=lambda _worker, _trouble: None
+    )
+    """Tells of dead letters and the like, in the transaction in which they come about."""
     stop_requested: Callable[[], bool] = field(default=lambda: False)
     """Whether a batch should end after the event in hand."""

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from penstock.core.events import Event, StreamEvent
 from penstock.core.wire import Entry
-from penstock.errors import ContractError, RegistrationError
+from penstock.errors import ContractMissing, RegistrationError
 from penstock.pipeline.context import Context
 
 EXAMPLE = "def handler(event: OrderPlaced, session: Session) -> None"
@@ -84,10 +84,11 @@ class HandlerPlan:
             if contract.__event_version__ in (None, entry.version):
                 return contract
         known = ", ".join(str(contract.__event_version__) for contract in candidates)
-        raise ContractError(
+        raise ContractMissing(
             f"{entry.event_type} at {entry.stream_name}/{entry.position} has version "
-            f"{entry.version}; this consumer understands version {known}. It waits here and "
-            "loses nothing; deploy a handler for that version."
+            f"{entry.version}; this consumer understands version {known}. Nothing is lost; "
+            "deploy a handler for that version.",
+            is_version=True,
         )
 
 

@@ -141,6 +141,18 @@ class AsyncWorkerConnection:
         """A statement of the worker's own."""
         self._await(lambda driver: driver.execute(query, parameters))
 
+    def fetch(self, query: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+        """The rows of a statement of the worker's own."""
+
+        async def fetch(driver: GuardedAsyncConnection) -> list[tuple[Any, ...]]:
+            return await (await driver.execute(query, parameters)).fetchall()
+
+        return self._await(fetch)
+
+    async def run_within(self, work: Callable[[], T]) -> T:
+        """Run a stage's work from inside a handler."""
+        return await self._sqlalchemy.run_sync(lambda _: work())
+
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
 

@@ -23,6 +23,18 @@ class SettledPruned:
     """What one batch of settled rows came to."""
 
     deleted: int
+    effects: int
+    """The records of context.once that went with them."""
+    looked_at: int
+    last: datetime | None
+    """The age of the last row looked at; the next batch starts behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectsPruned:
+    """What one batch of records of context.once came to."""
+
+    deleted: int
     looked_at: int
     last: datetime | None
     """The age of the last row looked at; the next batch starts behind it."""
@@ -48,7 +60,7 @@ class Hold:
 
 
 class Cleanup:
-    """The tables `processed_event` and `outbox_event` as the janitor sees them.
+    """The tables that grow with every event, as the janitor sees them.
 
     Callers bring connections in autocommit. Every batch is a transaction of its own.
     """
@@ -65,18 +77,37 @@ class Cleanup:
         batch_size: int,
     ) -> SettledPruned:
         """Look at the next settled rows behind `since` and delete those that may go."""
-        with connection.transaction():
-            self._prepare(connection)
-            row = connection.execute(
-                self._sql["prune_settled"],
-                {
-                    "since": since or BEGINNING,
-                    "retention_seconds": retention_days * DAY_SECONDS,
-                    "batch_size": batch_size,
-                },
-            ).fetchone()
-        assert row is not None
+        limits = _limits(retention_days, batch_size)
+        [row] = self._batch(connection, {"since": since or BEGINNING, **limits}, "prune_settled")
         return SettledPruned(*row)
+
+    def prune_effects(
+        self,
+        connection: Connection,
+        *,
+        since: datetime | None,
+        retention_days: float,
+        batch_size: int,
+    ) -> EffectsPruned:
+        """Look at the next records behind `since` and delete those that nobody will ask for."""
+        limits = _limits(retention_days, batch_size)
+        [row] = self._batch(connection, {"since": since or BEGINNING, **limits}, "prune_effects")
+        return EffectsPruned(*row)
+
+    def prune_inbox(self, connection: Connection, *, retention_days: float, batch_size: int) -> int:
+        """Delete the oldest claims. Returns how many went."""
+        [row] = self._batch(connection, _limits(retention_days, batch_size), "prune_inbox")
+        return int(row[0])
+
+    def prune_operations(
+        self, connection: Connection, *, retention_days: float, batch_size: int
+    ) -> tuple[int, int]:
+        """Delete the events of old operations, then those that have none left; how many of each."""
+        limits = _limits(retention_days, batch_size)
+        events, operations = self._batch(
+            connection, limits, "prune_operation_events", "prune_operations"
+        )
+        return int(events[0]), int(operations[0])
 
     def streams(self, connection: Connection) -> list[str]:
         """The streams that may have something to prune."""
@@ -105,8 +136,7 @@ class Cleanup:
                 {
                     "stream_name": stream_name,
                     "after": after,
-                    "retention_seconds": retention_days * DAY_SECONDS,
-                    "batch_size": batch_size,
+                    **_limits(retention_days, batch_size),
                 },
             ).fetchone()
         assert row is not None
@@ -124,6 +154,23 @@ class Cleanup:
             for stream_name, kind, name, position, oldest_seconds in rows
         ]
 
+    def _batch(
+        self, connection: Connection, parameters: dict[str, Any], *names: str
+    ) -> list[tuple[Any, ...]]:
+        """Statements of one short transaction, and the row of each."""
+        rows = []
+        with connection.transaction():
+            self._prepare(connection)
+            for name in names:
+                row = connection.execute(self._sql[name], parameters).fetchone()
+                assert row is not None
+                rows.append(row)
+        return rows
+
     def _prepare(self, connection: Connection) -> None:
         """Make this transaction one that nobody has to wait for."""
         connection.execute(self._sql["prepare"], {"lock_timeout": LOCK_TIMEOUT})
+
+
+def _limits(retention_days: float, batch_size: int) -> dict[str, Any]:
+    return {"retention_seconds": retention_days * DAY_SECONDS, "batch_size": batch_size}

@@ -232,6 +232,10 @@ def _parsed(name: str, given: Given) -> Any:
     if name.endswith("_url"):
         return _parsed_url(name, value, given.origin)
     expected = _TYPES[name]
+    if isinstance(expected, UnionType):
+        if _is_none(value):
+            return None
+        expected = get_args(expected)[0]
     parsed = _converted(expected, value)
     if parsed is None:
         # Masked: the value may be a URL that went to the wrong name.
@@ -258,8 +262,7 @@ def _converted(expected: Any, value: Any) -> Any:
 
 def _parsed_url(name: str, value: Any, origin: str) -> str | None:
     """URLs hold passwords, so their errors do not repeat them."""
-    is_optional = isinstance(_TYPES[name], UnionType)
-    if is_optional and (value is None or value == "" or str(value).lower() == "none"):
+    if isinstance(_TYPES[name], UnionType) and _is_none(value):
         return None
     if not isinstance(value, str) or not value:
         raise SettingsError(f"{name} is empty or no text (from {origin}); expected {_form(name)}.")
@@ -274,6 +277,10 @@ def _parsed_url(name: str, value: Any, origin: str) -> str | None:
     except SettingsError as error:
         raise SettingsError(f"{error} (from {origin}).") from None
     return value
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or value == "" or str(value).lower() == "none"
 
 
 def _form(expected: Any) -> str:

@@ -51,6 +51,8 @@ class Claim:
 
     seal_id: int
     fresh: frozenset[int]
+    waiting: frozenset[int] = frozenset()
+    """Positions whose keys are parked: entered as such, and to be parked."""
 
 
 class Inbox:
@@ -94,6 +96,14 @@ class Inbox:
                 f"but the code says {options.stream_name!r}. Nothing was touched. A consumer's "
                 "name is its identity: give the new one a new name, or restore the stream."
             )
+        connection.execute(
+            self._sql["describe"],
+            {
+                "consumer": consumer,
+                "guarantee": options.guarantee.value,
+                "ordering": options.order,
+            },
+        )
         row = connection.execute(
             self._lane_sql["agree"],
             {"consumer": consumer, "lanes": options.lanes, "deployed_at": deployed_at},
@@ -114,32 +124,58 @@ class Inbox:
         outcomes: list[str],
         *,
         ahead: bool = False,
+        key_hashes: Sequence[int] | None = None,
     ) -> Claim:
         """Begin the batch's transaction and write its deduplication rows.
 
         `ahead`: without waiting for the server, taking every event for new. The fence refuses the
-        batch if that is wrong, and `fell_short` tells.
+        batch if that is wrong, and `fell_short` tells. With `key_hashes`, events of parked keys
+        are entered as parked.
         """
         # The worker draws the number, so that the fence can be sent without the claim's result.
         seal_id = secrets.randbits(SEAL_ID_BITS)
-        worker.begin(
-            self._sql["claim_batch"],
-            {
-                "seal_id": seal_id,
-                "consumer": consumer,
-                "stream_name": lease.stream_name,
-                "role": lease.role,
-                "epoch_group": lease.epoch_group,
-                "event_uuids": _array(entry.event_uuid for entry in batch.entries),
-                "positions": _array(str(entry.position) for entry in batch.entries),
-                "outcomes": _array(outcomes),
-            },
-        )
+        parameters = {
+            "seal_id": seal_id,
+            "consumer": consumer,
+            "stream_name": lease.stream_name,
+            "role": lease.role,
+            "epoch_group": lease.epoch_group,
+            "event_uuids": array(entry.event_uuid for entry in batch.entries),
+            "positions": array(str(entry.position) for entry in batch.entries),
+            "outcomes": array(outcomes),
+        }
+        if key_hashes is None:
+            worker.begin(self._sql["claim_batch"], parameters)
+        else:
+            parameters["key_hashes"] = array(map(str, key_hashes))
+            worker.begin(self._sql["claim_among_parked"], parameters)
         if ahead:
             return Claim(seal_id, frozenset(entry.position for entry in batch.entries))
         row = worker.first_row()
         assert row is not None
-        return Claim(seal_id, frozenset(row[0]))
+        return Claim(seal_id, frozenset(row[0]), frozenset(row[1]))
+
+    def survey(
+        self, connection: Connection, consumer: str, batch: Batch, key_hashes: Sequence[int] | None
+    ) -> frozenset[int]:
+        """The positions that are not settled nor, with `key_hashes`, behind a parked event."""
+        row = connection.execute(
+            self._sql["survey"],
+            {
+                "consumer": consumer,
+                "event_uuids": array(entry.event_uuid for entry in batch.entries),
+                "positions": array(str(entry.position) for entry in batch.entries),
+                "key_hashes": array(map(str, key_hashes or [0] * len(batch.entries))),
+                "in_order": key_hashes is not None,
+            },
+        ).fetchone()
+        assert row is not None
+        return frozenset(row[0])
+
+    def rehearse(self, worker: WorkerConnection) -> None:
+        """Begin a transaction that cannot be committed."""
+        worker.begin(self._sql["rehearse"], {"seal_id": secrets.randbits(SEAL_ID_BITS)})
+        worker.first_row()
 
     def fell_short(self, worker: WorkerConnection, claim: Claim) -> bool:
         """Whether fewer events were new than this claim, rolled back by now, took for new."""
@@ -150,7 +186,7 @@ class Inbox:
         """Give back what a batch that ends early has not handled."""
         worker.execute(
             self._sql["unclaim"],
-            {"consumer": consumer, "event_uuids": _array(e.event_uuid for e in entries)},
+            {"consumer": consumer, "event_uuids": array(e.event_uuid for e in entries)},
         )
 
     def commit(
@@ -190,6 +226,6 @@ def _translated(error: psycopg.Error) -> Exception:
     return error
 
 
-def _array(values: Any) -> str:
+def array(values: Any) -> str:
     """An array literal of values that need no quoting: cheaper than adapting a list."""
     return "{" + ",".join(values) + "}"

@@ -1,21 +1,17 @@
-"""Attempts that may end their process, in PostgreSQL: started, finished, or buried."""
+"""Attempts that may end their process, in PostgreSQL: started and finished."""
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
 import psycopg
 
-from penstock.core.lanes import key_hash
-from penstock.core.wire import Entry, body_of
+from penstock.core.wire import Entry
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 from penstock.stores.worker_connection import WorkerConnection
 
 Connection = psycopg.Connection[Any]
-REASON = "crash"
-ERROR_TYPE = "ProcessDied"
 
 
 class Suspects:
@@ -49,32 +45,3 @@ class Suspects:
     def finish_within(self, worker: WorkerConnection, consumer: str, position: int) -> None:
         """The same as part of a batch, so that both are true at once."""
         worker.execute(self._sql["finish"], {"consumer": consumer, "position": position})
-
-    def bury(
-        self,
-        worker: WorkerConnection,
-        consumer: str,
-        entry: Entry,
-        handler: str,
-        starts: list[dict[str, Any]],
-    ) -> None:
-        """Write the dead letter of an event whose attempts ended their processes."""
-        worker.execute(
-            self._sql["bury"],
-            {
-                "consumer": consumer,
-                "stream_name": entry.stream_name,
-                "position": entry.position,
-                "event_uuid": entry.event_uuid,
-                "event_type": entry.event_type,
-                "version": entry.version,
-                "key_hash": key_hash(entry.key, entry.event_uuid),
-                "entry": body_of(entry).decode(),
-                "reason": REASON,
-                "error_type": ERROR_TYPE,
-                "error_message": f"{len(starts)} attempts ended their worker process",
-                "handler": handler,
-                "attempts": json.dumps(starts),
-                "host": socket.gethostname(),
-            },
-        )

@@ -48,6 +48,9 @@ class WorkerConnection(Protocol):
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
 
+    def fetch(self, query: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+        """The rows of a statement of the worker's own."""
+
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
 
@@ -149,6 +152,10 @@ class SyncWorkerConnection:
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
         self._driver.execute(query, parameters)
+
+    def fetch(self, query: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+        """The rows of a statement of the worker's own."""
+        return self._driver.execute(query, parameters).fetchall()
 
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""

@@ -22,6 +22,7 @@ from penstock.pipeline.sending import peek_pending
 from penstock.pipeline.signature import View, read_signature
 from penstock.stores.guard import Guard, guard_session, unguard_session
 from penstock.stores.identity import new_event_uuid
+from penstock.testing.effects import RememberedEffects
 
 STREAM = "test"
 ORIGIN = "00000000-0000-7000-8000-000000000000"
@@ -59,6 +60,8 @@ def deliver(
 ) -> Any:
     """Call a handler as a worker would: decoded event, guarded transaction, context.
 
+    `context.once` calls, and remembers until this delivery ends.
+
     Raises what the handler raises; a commit or rollback inside it raises as in production, also
     where the handler swallows the refusal. An `async def` handler gives an awaitable.
     """
@@ -73,7 +76,9 @@ def deliver(
         View.SESSION: session,
         View.CONNECTION: connection,
         View.CURSOR: connection.cursor() if connection is not None else None,
-        View.CONTEXT: Context(f"test.{plan.function.__name__}", entry, attempt),
+        View.CONTEXT: Context(
+            f"test.{plan.function.__name__}", entry, attempt, effects=RememberedEffects()
+        ),
     }
     _require_lent(plan.parameters, lent)
     argument = plan.decode(entry)

@@ -17,7 +17,8 @@ SELECT set_config('lock_timeout', %(lock_timeout)s, true),
 -- table; the outcome is asked for again because a row may have been parked since it was looked at,
 -- and not every release of PostgreSQL then notices that it has moved. A row that somebody has
 -- locked ends the batch: SKIP LOCKED would cost every batch more, for what hardly happens below
--- the floor.
+-- the floor. What context.once recorded for an event goes with the row that settles it, no sooner:
+-- until then the event may be handled again, and the record is what prevents a second call.
 WITH looked AS MATERIALIZED (
     SELECT p.ctid AS place, p.consumer, p.position, p.processed_at
       FROM events.processed_event p
@@ -35,10 +36,101 @@ WITH looked AS MATERIALIZED (
                  LEFT JOIN floor ON floor.name = looked.consumer
                 WHERE floor.name IS NULL OR looked.position <= floor.position))
        AND p.outcome NOT IN ('parked', 'dead')
+    RETURNING p.consumer, p.event_uuid
+), effects AS (
+    DELETE FROM events.effect e
+     WHERE e.ctid = ANY(ARRAY(
+               SELECT record.place FROM pruned
+                CROSS JOIN LATERAL (
+                      SELECT r.ctid AS place FROM events.effect r
+                       WHERE r.consumer = pruned.consumer AND r.event_uuid = pruned.event_uuid
+                      OFFSET 0) AS record))
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM pruned), (SELECT count(*) FROM effects),
+       (SELECT count(*) FROM looked), (SELECT max(processed_at) FROM looked)
+
+-- name: prune_effects
+-- Records of events that were never settled, by consumers that are gone. Those of a consumer that
+-- is there stay, however old: it may be stopped, and handle the event when it comes back. OFFSET 0
+-- keeps the planner from joining with whole tables.
+WITH looked AS MATERIALIZED (
+    SELECT e.ctid AS place, e.consumer, e.event_uuid, e.started_at
+      FROM events.effect e
+     WHERE e.started_at > %(since)s
+       AND e.started_at < now() - make_interval(secs => %(retention_seconds)s)
+     ORDER BY e.started_at
+     LIMIT %(batch_size)s
+), pruned AS (
+    DELETE FROM events.effect e
+     WHERE e.ctid = ANY(ARRAY(
+               SELECT looked.place FROM looked
+                WHERE NOT EXISTS (SELECT 1 FROM events.consumer c WHERE c.name = looked.consumer)
+                  AND NOT EXISTS (SELECT 1 FROM events.processed_event p
+                                   WHERE p.consumer = looked.consumer
+                                     AND p.event_uuid = looked.event_uuid OFFSET 0)
+                  AND NOT EXISTS (SELECT 1 FROM events.parked_event p
+                                   WHERE p.consumer = looked.consumer
+                                     AND p.event_uuid = looked.event_uuid OFFSET 0)
+                  AND NOT EXISTS (SELECT 1 FROM events.dead_letter d
+                                   WHERE d.consumer = looked.consumer
+                                     AND d.event_uuid = looked.event_uuid OFFSET 0)))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM pruned), (SELECT count(*) FROM looked),
-       (SELECT max(processed_at) FROM looked)
+       (SELECT max(started_at) FROM looked)
+
+-- name: prune_inbox
+-- The oldest claims: nobody delivers these events again.
+WITH looked AS MATERIALIZED (
+    SELECT i.ctid AS place
+      FROM events.inbox_event i
+     WHERE i.handled_at < now() - make_interval(secs => %(retention_seconds)s)
+     ORDER BY i.handled_at
+     LIMIT %(batch_size)s
+), pruned AS (
+    DELETE FROM events.inbox_event i WHERE i.ctid = ANY(ARRAY(SELECT place FROM looked))
+    RETURNING 1
+)
+SELECT count(*) FROM pruned
+
+-- name: prune_operation_events
+-- Operations are few, but one may have touched every event there is, so these go first, in batches.
+-- An operation whose events are still on their way is kept, however old.
+WITH old AS MATERIALIZED (
+    SELECT o.id FROM events.operation o
+     WHERE o.ended_at < now() - make_interval(secs => %(retention_seconds)s)
+       AND NOT EXISTS (SELECT 1 FROM events.parked_event p WHERE p.operation_id = o.id)
+     ORDER BY o.id
+     LIMIT %(batch_size)s
+), pruned AS (
+    DELETE FROM events.operation_event e
+     WHERE e.ctid = ANY(ARRAY(
+               SELECT touched.place FROM old
+                CROSS JOIN LATERAL (
+                      SELECT t.ctid AS place FROM events.operation_event t
+                       WHERE t.operation_id = old.id
+                      OFFSET 0) AS touched
+                LIMIT %(batch_size)s))
+    RETURNING 1
+)
+SELECT count(*) FROM pruned
+
+-- name: prune_operations
+-- In the same transaction, once none of its events is left.
+WITH old AS MATERIALIZED (
+    SELECT o.id FROM events.operation o
+     WHERE o.ended_at < now() - make_interval(secs => %(retention_seconds)s)
+       AND NOT EXISTS (SELECT 1 FROM events.parked_event p WHERE p.operation_id = o.id)
+       AND NOT EXISTS (SELECT 1 FROM events.operation_event e
+                        WHERE e.operation_id = o.id OFFSET 0)
+     ORDER BY o.id
+     LIMIT %(batch_size)s
+), pruned AS (
+    DELETE FROM events.operation o USING old WHERE o.id = old.id
+    RETURNING 1
+)
+SELECT count(*) FROM pruned
 
 -- name: try_hold_readers
 -- Whoever decides where a consumer starts holds this lock, shared, until the books say so: nothing

@@ -4,6 +4,11 @@ INSERT INTO events.consumer (name, stream_name, start_position, guarantee, lanes
 VALUES (%(consumer)s, %(stream_name)s, %(start_position)s, %(guarantee)s, %(lanes)s)
 ON CONFLICT DO NOTHING
 
+-- name: describe
+-- What the code says now, for those who have only the books.
+UPDATE events.consumer SET guarantee = %(guarantee)s, ordering = %(ordering)s
+ WHERE name = %(consumer)s AND (guarantee, ordering) <> (%(guarantee)s, %(ordering)s)
+
 -- name: read
 -- Whether a consumer is in the books, and for which stream.
 SELECT stream_name FROM events.consumer WHERE name = %(consumer)s
@@ -11,7 +16,7 @@ SELECT stream_name FROM events.consumer WHERE name = %(consumer)s
 -- name: claim_batch
 -- First the locks by which a successor in the lane, or a later epoch, finds this backend; then the
 -- deduplication rows, of which those that come back are new; then the seal, which forbids any
--- COMMIT but the worker's and remembers how many were new.
+-- COMMIT but the worker's and remembers how many were new. Parked ones are not: they wait.
 WITH lane AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared(
                hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)),
@@ -23,11 +28,56 @@ WITH lane AS MATERIALIZED (
       FROM lane, unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(outcomes)s::text[])
            AS e(event_uuid, position, outcome)
         ON CONFLICT DO NOTHING
-    RETURNING position
+    RETURNING position, outcome
 ), seal AS (
-    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s, count(*) FROM fresh
+    INSERT INTO events.seal (id, fresh)
+    SELECT %(seal_id)s, count(*) FROM fresh WHERE outcome <> 'parked'
 )
-SELECT ARRAY(SELECT position FROM fresh)
+SELECT ARRAY(SELECT position FROM fresh WHERE outcome <> 'parked'),
+       ARRAY(SELECT position FROM fresh WHERE outcome = 'parked')
+
+-- name: claim_among_parked
+-- The same where keys are parked: their events are entered as parked, and are not new.
+WITH lane AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock_shared(
+               hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)),
+           pg_advisory_xact_lock_shared(
+               hashtext('penstock epoch'), hashtext(%(stream_name)s || ' ' || %(epoch_group)s))
+), entered AS (
+    INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)
+    SELECT %(consumer)s, e.event_uuid, e.position,
+           CASE WHEN e.outcome = 'handled' AND EXISTS (
+                     SELECT 1 FROM events.parked_event p
+                      WHERE p.consumer = %(consumer)s AND p.key_hash = e.key_hash
+                        AND p.position < e.position)
+                THEN 'parked' ELSE e.outcome END
+      FROM lane, unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(outcomes)s::text[],
+                        %(key_hashes)s::bigint[]) AS e(event_uuid, position, outcome, key_hash)
+        ON CONFLICT DO NOTHING
+    RETURNING position, outcome
+), seal AS (
+    INSERT INTO events.seal (id, fresh)
+    SELECT %(seal_id)s, count(*) FROM entered WHERE outcome <> 'parked'
+)
+SELECT ARRAY(SELECT position FROM entered WHERE outcome <> 'parked'),
+       ARRAY(SELECT position FROM entered WHERE outcome = 'parked')
+
+-- name: survey
+-- For a handler that is called before its events are claimed: which of them are its to handle.
+SELECT ARRAY(
+    SELECT e.position
+      FROM unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(key_hashes)s::bigint[])
+           AS e(event_uuid, position, key_hash)
+     WHERE NOT EXISTS (SELECT 1 FROM events.processed_event d
+                        WHERE d.consumer = %(consumer)s AND d.event_uuid = e.event_uuid)
+       AND NOT (%(in_order)s AND EXISTS (
+                SELECT 1 FROM events.parked_event p
+                 WHERE p.consumer = %(consumer)s AND p.key_hash = e.key_hash
+                   AND p.position < e.position)))
+
+-- name: rehearse
+-- A seal that nobody breaks: whatever a handler does, this transaction is rolled back.
+INSERT INTO events.seal (id, fresh) VALUES (%(seal_id)s, 0) RETURNING '{}'::bigint[]
 
 -- name: unclaim
 -- A batch that ends early gives back what it did not handle.

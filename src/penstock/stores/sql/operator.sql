@@ -137,6 +137,18 @@ UPDATE events.suspect SET consumer = %(new)s WHERE consumer = %(old)s
 -- The account of what was passed over goes along.
 UPDATE events.seek SET consumer = %(new)s WHERE consumer = %(old)s
 
+-- name: rename_effect
+-- What it has called outside is not called again under another name.
+UPDATE events.effect SET consumer = %(new)s WHERE consumer = %(old)s
+
+-- name: rename_operation
+-- Who redrove and discarded what goes along.
+UPDATE events.operation SET consumer = %(new)s WHERE consumer = %(old)s
+
+-- name: rename_operation_event
+-- Also where several consumers were meant at once.
+UPDATE events.operation_event SET consumer = %(new)s WHERE consumer = %(old)s
+
 -- name: rename_worker
 -- Rows of dead workers, for their supervisors to find.
 UPDATE events.worker SET consumer = %(new)s WHERE consumer = %(old)s
@@ -188,6 +200,18 @@ DELETE FROM events.suspect WHERE consumer = %(consumer)s
 -- name: forget_seek
 -- There is nothing left to account for.
 DELETE FROM events.seek WHERE consumer = %(consumer)s
+
+-- name: forget_effect
+-- A consumer of this name that comes later has called nobody.
+DELETE FROM events.effect WHERE consumer = %(consumer)s
+
+-- name: forget_operation_event
+-- Before the operations: those for several consumers lose only these.
+DELETE FROM events.operation_event WHERE consumer = %(consumer)s
+
+-- name: forget_operation
+-- There is nothing left that they were done to.
+DELETE FROM events.operation WHERE consumer = %(consumer)s
 
 -- name: forget_worker
 -- Rows of dead workers.

@@ -46,7 +46,10 @@ SELECT known.name, s.origin::text, coalesce(s.head, 0), coalesce(s.published, 0)
 SELECT c.name, c.stream_name, c.start_position, place.checkpoint,
        floor(extract(epoch FROM clock_timestamp() - next.created_at) * 1000)::bigint,
        c.lanes, place.lanes_held, workers.alive,
-       c.paused_at, c.paused_by, c.pause_reason, q.quarantined_at, q.reason
+       c.paused_at, c.paused_by, c.pause_reason, q.quarantined_at, q.reason,
+       parked.keys, parked.held, (SELECT count(*) FROM events.parked_event p
+                                   WHERE p.consumer = c.name),
+       (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name)
   FROM events.consumer c
  CROSS JOIN LATERAL (
        SELECT coalesce(min(l.checkpoint), c.start_position - 1) AS checkpoint,
@@ -60,6 +63,13 @@ SELECT c.name, c.stream_name, c.start_position, place.checkpoint,
        SELECT count(*) AS alive FROM events.worker w
         WHERE w.consumer = c.name AND w.alive_until > clock_timestamp()
        ) AS workers
+-- The rows that are due or held: one for each key, or hardly more.
+ CROSS JOIN LATERAL (
+       SELECT count(DISTINCT p.key_hash) AS keys,
+              count(DISTINCT p.key_hash) FILTER (WHERE p.held) AS held
+         FROM events.parked_event p
+        WHERE p.consumer = c.name AND (p.next_attempt_at IS NOT NULL OR p.held)
+       ) AS parked
   LEFT JOIN events.quarantine q ON q.name = c.name
   LEFT JOIN LATERAL (
        SELECT o.created_at FROM events.outbox_event o

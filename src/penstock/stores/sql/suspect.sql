@@ -13,13 +13,3 @@ RETURNING starts, set_config('synchronous_commit', 'off', true)
 -- name: finish
 -- The attempt ended, well or not, and the process is still there.
 DELETE FROM events.suspect WHERE consumer = %(consumer)s AND position = %(position)s
-
--- name: bury
--- What is known of an event that ends its process: its entry, and when it was started.
-INSERT INTO events.dead_letter (consumer, stream_name, position, event_uuid, event_type, version,
-                                key_hash, entry, reason, error_type, error_message, handler,
-                                attempts, host)
-VALUES (%(consumer)s, %(stream_name)s, %(position)s, %(event_uuid)s, %(event_type)s, %(version)s,
-        %(key_hash)s, %(entry)s, %(reason)s, %(error_type)s, %(error_message)s, %(handler)s,
-        %(attempts)s::jsonb, %(host)s)
-ON CONFLICT (consumer, event_uuid) DO NOTHING

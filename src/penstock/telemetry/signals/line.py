@@ -225,28 +225,6 @@ class BatchRolledBack(Signal):
 
 
 @dataclass(frozen=True, slots=True)
-class EventFailed(Signal, level=Level.ERROR):
-    """A handler failed on an event; it is tried again after a while."""
-
-    consumer: str
-    position: int
-    event_uuid: str
-    attempt: int
-    retry_after_seconds: float
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class EventBuried(Signal, level=Level.ERROR):
-    """An event is a dead letter now; the consumer goes on without it."""
-
-    consumer: str
-    position: int
-    event_uuid: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ConsumerBlocked(Signal, level=Level.ERROR):
     """A consumer cannot go on without help; it has skipped nothing."""
 

@@ -1,0 +1,198 @@
+"""Compares the books of one consumer with each other and with the outbox.
+
+Every position is in exactly one place: before the consumer's start, handled, skipped, discarded,
+parked, dead, passed over by an operator, or pending.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.core.books import Anomaly, ConsumerBooks, Notes
+from penstock.core.history import (
+    DEAD,
+    DISCARDED,
+    HANDLED,
+    OUTCOMES,
+    PARKED,
+    SKIPPED,
+    ConsumerHistory,
+    Effect,
+    History,
+    ParkedRow,
+    SentRow,
+    SettledRow,
+    passed_over,
+)
+from penstock.core.lanes import key_hash
+
+_BEFORE = "before its start"
+_OVER = "passed over"
+_PENDING = "pending"
+_NOWHERE = "nowhere"
+
+
+def audit_consumer(history: History, consumer: ConsumerHistory, notes: Notes) -> ConsumerBooks:
+    """Note whatever does not fit, and count what is where."""
+    return _Audit(history, consumer, notes).run()
+
+
+class _Audit:
+    """One consumer's books, laid out so that each event is found in all of them."""
+
+    def __init__(self, history: History, consumer: ConsumerHistory, notes: Notes) -> None:
+        self._history = history
+        self._consumer = consumer
+        self._notes = notes
+        self._sent = {row.event_uuid: row for row in history.outbox}
+        self._effects = Counter(effect.event_uuid for effect in consumer.effects)
+        self._settled = {row.event_uuid: row for row in consumer.settled}
+        self._parked = {row.event_uuid: row for row in consumer.parked}
+        self._passed_over = passed_over(consumer.seeks)
+
+    def run(self) -> ConsumerBooks:
+        self._audit_names()
+        self._audit_checkpoints()
+        self._audit_effects()
+        self._audit_keys()
+        places = Counter(self._audit_row(row) for row in self._history.outbox)
+        return ConsumerBooks(
+            name=self._consumer.name,
+            due=len(self._history.outbox) - places[_BEFORE],
+            handled=places[HANDLED],
+            passed=places[SKIPPED] + places[DISCARDED] + places[_OVER],
+            parked=places[PARKED],
+            dead=places[DEAD],
+            pending=places[_PENDING],
+        )
+
+    def _unaccounted(self, what: str) -> None:
+        self._notes.note(Anomaly.UNACCOUNTED, what)
+
+    # ── all events together ───────────────────────────────────────────────────────────────────
+
+    def _audit_names(self) -> None:
+        known = self._effects.keys() | self._settled.keys() | self._parked.keys()
+        for uuid in sorted((known | self._consumer.dead) - self._sent.keys()):
+            self._notes.note(Anomaly.PHANTOM, f"{uuid} was handled or set aside, and never sent")
+
+    def _audit_checkpoints(self) -> None:
+        head = self._history.head
+        for lane, checkpoint in enumerate(self._consumer.checkpoints):
+            if checkpoint > head:
+                self._unaccounted(
+                    f"the checkpoint {checkpoint} of lane {lane} lies beyond the head {head}"
+                )
+
+    def _audit_effects(self) -> None:
+        """Each once, and those of a key in order. A redriven event comes when it comes."""
+        for uuid, times in self._effects.items():
+            if times > 1:
+                self._notes.note(Anomaly.REPEATED, f"{uuid} has {times} effects")
+        firsts: dict[str, Effect] = {}
+        for effect in self._consumer.effects:
+            if effect.event_uuid not in self._consumer.redriven:
+                firsts.setdefault(effect.event_uuid, effect)
+        self._notes.note_disorder(
+            "effect", ((e.event_uuid, e.key, e.key_sequence) for e in firsts.values())
+        )
+        reached: dict[str | None, int] = {}
+        for effect in firsts.values():
+            reached[effect.key] = max(effect.key_sequence, reached.get(effect.key, 0))
+        for uuid in self._parked.keys() - self._consumer.redriven:
+            row = self._sent.get(uuid)
+            # The key's events come in order: those behind this one came after it was parked.
+            if row and row.key is not None and row.key_sequence < reached.get(row.key, 0):
+                self._notes.note(
+                    Anomaly.REORDERED,
+                    f"{uuid} (number {row.key_sequence} of {row.key}) is parked, and number "
+                    f"{reached[row.key]} has its effect",
+                )
+
+    def _audit_keys(self) -> None:
+        """Only the first event of a key is ever tried, and its successors wait for it."""
+        firsts: dict[int, ParkedRow] = {}
+        for row in sorted(self._consumer.parked, key=lambda row: row.position):
+            firsts.setdefault(row.key_hash, row)
+        for row in firsts.values():
+            if not row.is_due and not row.is_held:
+                self._unaccounted(
+                    f"{row.event_uuid} at {row.position} is the first of its parked key and has "
+                    "no time for an attempt: nobody will ever try it"
+                )
+
+    # ── one event in all books ────────────────────────────────────────────────────────────────
+
+    def _audit_row(self, row: SentRow) -> str:
+        """Returns the one place where the event is."""
+        uuid = row.event_uuid
+        settled = self._settled.get(uuid)
+        if settled is not None:
+            self._audit_settled(row, settled)
+        elif uuid in self._parked or uuid in self._consumer.dead:
+            self._unaccounted(f"{uuid} at {row.position} was set aside and is not settled")
+        place = self._place(row, settled)
+        effects = self._effects[uuid]
+        if place == _NOWHERE:
+            checkpoint = self._consumer.checkpoint_over(row)
+            self._notes.note(Anomaly.SKIPPED, f"{uuid} at {row.position}, checkpoint {checkpoint}")
+        if place in (_NOWHERE, HANDLED) and not effects:
+            self._notes.note(Anomaly.LOST, f"{uuid} at {row.position} was passed without an effect")
+        if place not in (_NOWHERE, HANDLED) and effects:
+            self._unaccounted(f"{uuid} has an effect and counts as {place}")
+        return place
+
+    def _place(self, row: SentRow, settled: SettledRow | None) -> str:
+        if row.position is not None and row.position < self._consumer.start_position:
+            if settled is not None:
+                self._unaccounted(f"{row.event_uuid} is {settled.outcome} and {_BEFORE}")
+            return _BEFORE
+        if settled is not None:
+            return settled.outcome
+        if not _is_passed(row, self._consumer.checkpoint_over(row)):
+            return _PENDING
+        return _OVER if self._was_passed_over(row) else _NOWHERE
+
+    def _was_passed_over(self, row: SentRow) -> bool:
+        position = row.position
+        return position is not None and any(a < position <= to for a, to in self._passed_over)
+
+    def _audit_settled(self, row: SentRow, settled: SettledRow) -> None:
+        uuid, checkpoint = row.event_uuid, self._consumer.checkpoint_over(row)
+        if settled.outcome not in OUTCOMES:
+            self._unaccounted(f"{uuid} is {settled.outcome}, which is no outcome")
+        if settled.position != row.position:
+            self._unaccounted(
+                f"{uuid} stands at {row.position} and was settled at {settled.position}"
+            )
+        if not _is_passed(row, max(checkpoint, self._consumer.settled_to)):
+            self._unaccounted(
+                f"{uuid} at {row.position} is settled ahead of the checkpoint {checkpoint}"
+            )
+        parked = self._parked.get(uuid)
+        if (settled.outcome == PARKED) is (parked is None):
+            there = "not" if parked is None else "also"
+            self._unaccounted(f"{uuid} is {settled.outcome} and {there} among the parked events")
+        if parked is not None:
+            self._audit_parked(row, parked)
+        self._audit_letter(settled, parked)
+
+    def _audit_parked(self, row: SentRow, parked: ParkedRow) -> None:
+        if parked.position != row.position:
+            self._unaccounted(
+                f"{row.event_uuid} stands at {row.position} and is parked at {parked.position}"
+            )
+        if parked.key_hash != key_hash(row.key, row.event_uuid):
+            self._unaccounted(f"{row.event_uuid} of {row.key} is parked under another key")
+
+    def _audit_letter(self, settled: SettledRow, parked: ParkedRow | None) -> None:
+        """A letter is of a dead event, or of one that is held or on its way back."""
+        is_with_operators = parked is not None and (parked.is_held or parked.is_redriven)
+        has_letter = settled.event_uuid in self._consumer.dead
+        if has_letter is not (settled.outcome == DEAD or is_with_operators):
+            what = "a" if has_letter else "no"
+            self._unaccounted(f"{settled.event_uuid} is {settled.outcome} and has {what} letter")
+
+
+def _is_passed(row: SentRow, checkpoint: int) -> bool:
+    return row.position is not None and row.position <= checkpoint

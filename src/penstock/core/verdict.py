@@ -1,0 +1,99 @@
+"""What a failed attempt deserves: another one later, a grave, a hold, or a halt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.failures import asked_delay_seconds, sole_error
+from penstock.core.options import ConsumerOptions
+from penstock.core.retry import DEFAULT_RETRY, Fatal
+from penstock.errors import ContractError, ContractMissing, EffectUnknown, FatalError
+
+Reason = Literal["exhausted", "fatal", "contract", "crash", "interrupted"]
+"""Why an event was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Park it and try again after a while."""
+
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """A dead letter; its key goes on."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A dead letter whose key waits until somebody redrives or discards it."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nobody's attempt: the consumer stays where it is until its contract is deployed."""
+
+    why: str
+
+
+Verdict = RetryAfter | Bury | Hold | Block
+
+
+def judge(
+    error: Exception,
+    *,
+    attempt: int,
+    options: ConsumerOptions,
+    is_redriven: bool,
+    jitter: float,
+) -> Verdict:
+    """Decide what a failed attempt deserves; the first attempt is 1, `jitter` is in [0, 1)."""
+    cause = sole_error(error)
+    if isinstance(cause, ContractMissing) and not is_redriven:
+        return _judge_missing(cause, attempt, options, jitter)
+    # What AT_MOST_ONCE must not do, its options cannot say: it has one attempt and holds nothing.
+    if (reason := _hopeless(error, cause, options)) is not None:
+        return give_up(reason, options)
+    if is_redriven or attempt >= options.retry.attempts_max:
+        return give_up("exhausted", options)
+    # The policy is asked in any case: a handler chooses when, not whether.
+    delay = options.retry.delay_seconds(attempt, jitter, error)
+    if delay is None:
+        return give_up("exhausted", options)
+    asked = asked_delay_seconds(cause)
+    return RetryAfter(delay if asked is None else asked)
+
+
+def give_up(reason: Reason, options: ConsumerOptions) -> Bury | Hold:
+    """The end of an event that is not tried again, as its consumer wants it."""
+    return Hold(reason) if options.on_exhausted == "hold" else Bury(reason)
+
+
+def _judge_missing(
+    error: ContractMissing, attempt: int, options: ConsumerOptions, jitter: float
+) -> Verdict:
+    """The event may be fine: it is this program that is too old for it.
+
+    Not for a redriven one: it has one attempt, and an old letter must not halt today's events.
+    """
+    if not error.is_version or options.on_unknown_version == "block":
+        return Block(str(error))
+    if options.on_unknown_version == "park":
+        return RetryAfter(DEFAULT_RETRY.computed_seconds(attempt, jitter))
+    return give_up("contract", options)
+
+
+def _hopeless(error: Exception, cause: BaseException, options: ConsumerOptions) -> Reason | None:
+    """Why no further attempt can help, the most telling reason first."""
+    if isinstance(cause, EffectUnknown):
+        return "interrupted"
+    if isinstance(cause, ContractError):
+        return "contract"
+    fatal: Fatal = (FatalError, *options.retry.fatal)
+    return "fatal" if isinstance(cause, fatal) or isinstance(error, fatal) else None

@@ -1,0 +1,162 @@
+"""Calls a consumer's handler: for each event or for a list, with what it asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from pydantic import ValidationError
+
+from penstock.core.failures import as_contract_error, describe
+from penstock.core.isolation import Batch
+from penstock.core.options import ConsumerOptions
+from penstock.core.wire import Entry
+from penstock.errors import ContractMissing, HandlerQuit
+from penstock.pipeline.context import Context
+from penstock.pipeline.handling import Handling, current_handling
+from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.signature import HandlerPlan, View
+from penstock.stores.worker_connection import WorkerConnection
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit, is_wanted
+
+MakeContext = Callable[[Entry], Context]
+
+
+class HandlerFailed(Exception):
+    """An attempt failed and was rolled back; `culprit` is the position, where it is known."""
+
+    def __init__(self, error: Exception, culprit: int | None, *, is_alone: bool = False) -> None:
+        super().__init__(str(type(error).__name__))
+        self.error = error
+        self.culprit = culprit
+        self.is_alone = is_alone
+        """Whether the culprit needs no second call by itself to be sure of it."""
+
+
+class Calls:
+    """One consumer's handler on one worker."""
+
+    def __init__(
+        self,
+        consumer: str,
+        options: ConsumerOptions,
+        plan: HandlerPlan,
+        *,
+        worker: WorkerConnection,
+        seams: ConsumerSeams,
+    ) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._plan = plan
+        self._worker = worker
+        self._seams = seams
+        self.within_limits = seams.caller(worker)
+
+    def context_for(self, batch: Batch, **more: Any) -> MakeContext:
+        """Makes the contexts of a batch's events."""
+        # A list has one context, and an effect belongs to one event.
+        effects = None if self._plan.is_batch else self._seams.effects
+        attempt = batch.attempt
+        return lambda entry: Context(self._consumer, entry, attempt, effects=effects, **more)
+
+    def lent(self, session: Any) -> list[Any]:
+        """What every call of a batch has in common, in the handler's order."""
+        views = self._plan.parameters
+        lent: dict[View | None, Any] = {
+            View.SESSION: session,
+            View.CONNECTION: self._worker.connection() if View.CONNECTION in views else None,
+            View.CURSOR: self._worker.cursor() if View.CURSOR in views else None,
+        }
+        return [lent.get(view) for view in views]
+
+    def each(
+        self,
+        todo: list[Entry],
+        lent: list[Any],
+        context_of: MakeContext,
+        *,
+        is_pipelined: bool = False,
+        may_stop: bool = True,
+    ) -> int:
+        """Call the handler; returns how many entries it has done. Raises HandlerFailed."""
+        if self._plan.is_batch:
+            if todo:
+                self._list(todo, lent, context_of)
+            return len(todo)
+        deadline = time.monotonic() + self._options.batch_seconds
+        token = current_handling.set(None)
+        try:
+            for index, entry in enumerate(todo):
+                if index and may_stop and self._is_over(deadline):
+                    return index
+                self.one(entry, lent, context_of)
+        except BaseException as raised:
+            error = self._error(raised)
+            is_vague = is_pipelined and isinstance(error, psycopg.Error)
+            raise HandlerFailed(error, None if is_vague else entry.position) from raised
+        finally:
+            current_handling.reset(token)
+        return len(todo)
+
+    def one(self, entry: Entry, lent: list[Any], context_of: MakeContext) -> None:
+        """Call the handler for one event; whatever it raises comes out."""
+        argument = self._decode(entry)
+        current_handling.set(Handling(entry))
+        if self._plan.is_batch:
+            argument = [argument]
+        self.within_limits(self._plan.function, self._arguments(lent, argument, entry, context_of))
+        self._raise_violation()
+        if is_wanted(signals.EventHandled):
+            emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))
+
+    def _list(self, todo: list[Entry], lent: list[Any], context_of: MakeContext) -> None:
+        """A list has one context, that of its first event."""
+        try:
+            arguments = self._arguments(lent, [self._decode(e) for e in todo], todo[0], context_of)
+            self.within_limits(self._plan.function, arguments)
+            self._raise_violation()
+        except BaseException as raised:
+            error = self._error(raised)
+            raise HandlerFailed(error, todo[0].position if len(todo) == 1 else None) from raised
+
+    def _is_over(self, deadline: float) -> bool:
+        return time.monotonic() > deadline or self._seams.stop_requested()
+
+    def _error(self, raised: BaseException) -> Exception:
+        """What failed: the refusal that a handler ran into, or else what it raised."""
+        if isinstance(raised, Exception):
+            return self._worker.guard.violation or raised
+        # No worker ends for one event, nor is anybody's task cancelled by its own handler.
+        return HandlerQuit(f"The handler raised {describe(raised)}, which ends nobody here.")
+
+    def _raise_violation(self) -> None:
+        """A refused commit or rollback fails the event even where the handler swallowed it."""
+        if (violation := self._worker.guard.violation) is not None:
+            raise violation
+
+    def _arguments(
+        self, lent: list[Any], event: Any, entry: Entry, context_of: MakeContext
+    ) -> list[Any]:
+        arguments = lent.copy()
+        for index, view in enumerate(self._plan.parameters):
+            if view is None:
+                arguments[index] = event
+            elif view is View.CONTEXT:
+                arguments[index] = context_of(entry)
+        return arguments
+
+    def _decode(self, entry: Entry) -> Any:
+        if not self._plan.names(entry):
+            raise ContractMissing(
+                f"{entry.event_type} at {entry.stream_name}/{entry.position} is not known to "
+                f"{self._consumer}, which must understand everything. It waits here and loses "
+                "nothing; deploy a handler for it.",
+                is_version=False,
+            )
+        try:
+            return self._plan.decode(entry)
+        except ValidationError as error:
+            raise as_contract_error(error, f"{entry.stream_name}/{entry.position}") from None

@@ -1,0 +1,128 @@
+"""Decides on events that failed, and has it carried out and told."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, assert_never
+
+from penstock.core.failures import describe
+from penstock.core.forensics import Forensics, forensics_of
+from penstock.core.isolation import Batch
+from penstock.core.leases import Lease
+from penstock.core.options import ConsumerOptions
+from penstock.core.retry import DEFAULT_RETRY
+from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, give_up, judge
+from penstock.pipeline.calling import HandlerFailed
+from penstock.pipeline.parking import Parking
+from penstock.pipeline.setting_aside import SettingAside
+from penstock.stores.parked import Letter, Setback
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit
+
+PROCESS_DIED = "ProcessDied"
+
+
+class Blocked(Exception):
+    """The lane cannot go on without help; nothing was skipped."""
+
+
+class Judgement:
+    """What becomes of a consumer's failed events, one at a time."""
+
+    def __init__(
+        self,
+        consumer: str,
+        options: ConsumerOptions,
+        handler: str,
+        *,
+        aside: SettingAside,
+        parking: Parking,
+    ) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._handler = handler
+        self._aside = aside
+        self._parking = parking
+
+    def carry_out(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> None:
+        """Settle a failed event, or one that ended its processes. Raises Blocked, LeaseLost."""
+        if isinstance(failed, Exception):
+            verdict = self._judge(batch, failed)
+            letter = self._letter(failed)
+        else:
+            reason = f"{len(failed)} attempts ended their worker process"
+            verdict = give_up("crash", self._options)
+            letter = Letter(
+                forensics=Forensics(PROCESS_DIED, reason, "", ""),
+                error=reason,
+                handler=self._handler,
+                starts=failed,
+            )
+        try:
+            self._act(batch, lease, verdict, letter)
+        except HandlerFailed as failure:
+            raise Blocked(
+                f"the event failed ({letter.error}) and could not be set aside: "
+                f"{describe(failure.error)}"
+            ) from failure.error
+
+    def after_the_fact(self, batch: Batch, lease: Lease, error: Exception) -> None:
+        """Bury an event whose only attempt failed after it was settled."""
+        entry, letter = batch.entries[0], self._letter(error)
+        self._tell_failure(batch, error)
+        self._aside.bury_settled(batch, lease, letter)
+        emit(signals.EventBuried(self._consumer, entry.position, entry.event_uuid, letter.error))
+
+    def _judge(self, batch: Batch, error: Exception) -> Verdict:
+        verdict = judge(
+            error,
+            attempt=batch.attempt,
+            options=self._options,
+            is_redriven=batch.is_redriven,
+            # Jitter only spreads load; nothing secret hangs on it.
+            jitter=random.random(),  # noqa: S311
+        )
+        if isinstance(verdict, Block) and batch.is_parked:
+            # The lane need not wait for what is out of its way already.
+            return RetryAfter(DEFAULT_RETRY.computed_seconds(batch.attempt, jitter=1.0))
+        if isinstance(verdict, Block):
+            raise Blocked(verdict.why)
+        self._tell_failure(batch, error)
+        return verdict
+
+    def _act(self, batch: Batch, lease: Lease, verdict: Verdict, letter: Letter) -> None:
+        entry = batch.entries[0]
+        event = (self._consumer, entry.position, entry.event_uuid)
+        match verdict:
+            case RetryAfter(delay_seconds):
+                self._aside.park(batch, lease, Setback(batch.attempt, letter.error, delay_seconds))
+                self._parking.note(delay_seconds)
+                emit(signals.EventParked(*event, batch.attempt, delay_seconds))
+            case Hold(reason):
+                setback = Setback(batch.attempt, letter.error, None)
+                self._aside.hold(batch, lease, setback, replace(letter, reason=reason))
+                self._parking.note(None)
+                emit(signals.KeyHeld(*event, letter.error))
+            case Bury(reason):
+                self._aside.bury(batch, lease, replace(letter, reason=reason))
+                emit(signals.EventBuried(*event, letter.error))
+            case Block(why):
+                raise Blocked(why)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _tell_failure(self, batch: Batch, error: Exception) -> None:
+        entry = batch.entries[0]
+        emit(
+            signals.EventFailed(
+                self._consumer, entry.position, entry.event_uuid, batch.attempt, describe(error)
+            )
+        )
+
+    def _letter(self, error: Exception) -> Letter:
+        return Letter(
+            forensics=forensics_of(error),
+            error=describe(error),
+            handler=self._handler,
+        )

@@ -1,0 +1,177 @@
+"""The books of a batch: opened with a claim, closed with fence and COMMIT, whatever comes between.
+
+The guarantees differ in when the handler is called: in between, before, or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.isolation import Batch
+from penstock.core.lanes import key_hash
+from penstock.core.leases import Lease
+from penstock.core.options import ConsumerOptions
+from penstock.core.trouble import Trouble
+from penstock.core.wire import Entry
+from penstock.pipeline.parking import Parking
+from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.signature import HandlerPlan
+from penstock.stores.inbox import Claim, Inbox
+from penstock.stores.parked import Parked, Queue
+from penstock.stores.suspects import Suspects
+from penstock.stores.worker_connection import WorkerConnection
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit, is_wanted
+
+
+class Ledger:
+    """Writes down what becomes of a lane's events, in transactions of the worker's."""
+
+    def __init__(
+        self,
+        consumer: str,
+        options: ConsumerOptions,
+        plan: HandlerPlan,
+        *,
+        schema: str,
+        parked_per_key_max: int,
+        parking: Parking,
+        worker: WorkerConnection,
+        seams: ConsumerSeams,
+    ) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._plan = plan
+        self._parked_per_key_max = parked_per_key_max
+        self._parking = parking
+        self._worker = worker
+        self._seams = seams
+        self.inbox = Inbox(schema)
+        self.parked = Parked(schema)
+        self.suspects = Suspects(schema)
+
+    def open(
+        self,
+        batch: Batch,
+        lease: Lease,
+        *,
+        ahead: bool = False,
+        called: frozenset[int] | None = None,
+    ) -> Claim:
+        """Begin the transaction: which events are new, and which wait behind a parked one.
+
+        `ahead`: without waiting for the answer, all of them are taken for new. `called`: those
+        that the handler has seen by now; whatever it has not, waits, or is settled already.
+        """
+        if batch.is_parked:
+            claim = self.parked.claim(self._worker, self._consumer, lease, batch)
+        else:
+            outcomes = [self._outcome(entry, called) for entry in batch.entries]
+            claim = self.inbox.claim(
+                self._worker,
+                self._consumer,
+                lease,
+                batch,
+                outcomes,
+                ahead=ahead,
+                key_hashes=self._watched(batch) if called is None else None,
+            )
+        emit(signals.BatchClaimed(self._consumer, len(batch.entries), len(claim.fresh)))
+        return claim
+
+    def _outcome(self, entry: Entry, called: frozenset[int] | None) -> str:
+        if not self.is_mine(entry):
+            return "skipped"
+        return "handled" if called is None or entry.position in called else "parked"
+
+    def todo(self, batch: Batch, fresh: frozenset[int]) -> list[Entry]:
+        """The entries that the handler has to see: new, and of a type that it names."""
+        new = [entry for entry in batch.entries if entry.position in fresh]
+        todo = [entry for entry in new if self.is_mine(entry)]
+        if len(todo) < len(new) and is_wanted(signals.EventSkipped):
+            for entry in new:
+                if not self.is_mine(entry):
+                    emit(signals.EventSkipped(self._consumer, entry.position, entry.event_type))
+        return todo
+
+    def close(self, batch: Batch, lease: Lease, claim: Claim, last: int, *, handled: int) -> None:
+        """Settle the batch up to `last`, give back the rest, and commit."""
+        backlogs: list[Queue] = []
+        waiting = [e for e in batch.entries if e.position in claim.waiting and e.position <= last]
+        if batch.is_parked:
+            self._unpark([e for e in batch.entries if e.position in claim.fresh], last)
+        elif last < batch.last:
+            claimed = claim.fresh | claim.waiting
+            rest = [e for e in batch.entries if e.position > last and e.position in claimed]
+            self.inbox.unclaim(self._worker, self._consumer, rest)
+        if waiting:
+            backlogs = self._queue_up(waiting)
+        self.commit(batch, lease, claim, last, handled=handled)
+        if waiting:
+            emit(signals.SuccessorsParked(self._consumer, len(waiting)))
+        for queue in backlogs:
+            emit(signals.KeyBacklogged(self._consumer, queue.behind, queue.length))
+
+    def commit(self, batch: Batch, lease: Lease, claim: Claim, last: int, *, handled: int) -> None:
+        """Seal, fence and COMMIT; the checkpoint moves to `last`, unless it is past the batch."""
+        if batch.is_suspect:
+            self.suspects.finish_within(self._worker, self._consumer, batch.first)
+        emit(signals.BatchSealed(self._consumer, last))
+        checkpoint = lease.checkpoint if batch.is_parked else last
+        self.inbox.commit(self._worker, claim, lease, checkpoint)
+        if not batch.is_parked:
+            emit(signals.BatchCommitted(self._consumer, batch.first, last, handled))
+        elif handled:
+            emit(signals.ParkedHandled(self._consumer, batch.first, last, handled))
+
+    def survey(self, batch: Batch, lease: Lease) -> frozenset[int]:
+        """Which positions are new, for a handler that is called before its events are claimed."""
+        control = self._parking.control
+        if batch.is_parked:
+            return self.parked.still_there(control(), self._consumer, batch)
+        hashes = self._watched(batch)
+        if hashes is None and batch.first > lease.settled_to:
+            return frozenset(entry.position for entry in batch.entries)
+        return self.inbox.survey(control(), self._consumer, batch, hashes)
+
+    def is_mine(self, entry: Entry) -> bool:
+        """Whether the handler is called for this event."""
+        return self._plan.names(entry) or self._options.on_unknown == "block"
+
+    def _watched(self, batch: Batch) -> list[int] | None:
+        """The keys to compare with the parked ones; None where nothing could be found."""
+        if self._options.order == "key" and self._parking.has_any:
+            return _key_hashes(batch.entries)
+        return None
+
+    def _unpark(self, entries: Sequence[Entry], last: int) -> None:
+        done = [entry for entry in entries if entry.position <= last]
+        for outcome, is_mine in (("handled", True), ("skipped", False)):
+            settled = [entry for entry in done if self.is_mine(entry) is is_mine]
+            self.parked.settle(self._worker, self._consumer, settled, outcome)
+
+    def _queue_up(self, waiting: list[Entry]) -> list[Queue]:
+        """Park them behind those that failed; returns the queues that are too long.
+
+        That is said at the limit, and whenever a queue has doubled since.
+        """
+        backlogs: list[Queue] = []
+        for queue in self.parked.park(self._worker, self._consumer, waiting):
+            limit = self._parked_per_key_max
+            while limit <= queue.waiting:
+                limit *= 2
+            if queue.length >= limit:
+                backlogs.append(queue)
+                trouble = Trouble(
+                    kind="backlogged",
+                    consumer=self._consumer,
+                    stream_name=waiting[0].stream_name,
+                    position=queue.behind,
+                    waiting=queue.length,
+                )
+                self._seams.tell(self._worker, trouble)
+        return backlogs
+
+
+def _key_hashes(entries: Sequence[Entry]) -> list[int]:
+    return [key_hash(entry.key, entry.event_uuid) for entry in entries]

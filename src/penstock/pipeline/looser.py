@@ -1,0 +1,256 @@
+"""The two looser guarantees: the same steps as exactly once, with the handler before or after."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from penstock.core.failures import describe
+from penstock.core.isolation import Batch
+from penstock.core.leases import Lease
+from penstock.core.wire import Entry
+from penstock.errors import LeaseLost, ServerUnavailable, UsageError
+from penstock.pipeline.attempt import Settled, undone_on_error
+from penstock.pipeline.calling import Calls, HandlerFailed
+from penstock.pipeline.ledger import Ledger
+from penstock.pipeline.seams import ConsumerSeams
+from penstock.stores.async_worker_connection import AsyncWorkerConnection
+from penstock.stores.inbox import Claim
+from penstock.stores.worker_connection import WorkerConnection
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit
+
+
+class AtLeastOnce:
+    """Handle, then advance: after a crash the events of a batch are handled again."""
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        calls: Calls,
+        ledger: Ledger,
+        worker: WorkerConnection,
+        seams: ConsumerSeams,
+    ) -> None:
+        self._consumer = consumer
+        self._calls = calls
+        self._ledger = ledger
+        self._worker = worker
+        self._seams = seams
+
+    def run(self, batch: Batch, lease: Lease) -> Settled:
+        """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
+        fresh = self._ledger.survey(batch, lease)
+        todo = self._ledger.todo(batch, fresh)
+        progress = Completion(
+            self._consumer,
+            batch,
+            lease,
+            fresh,
+            ledger=self._ledger,
+            worker=self._worker,
+            seams=self._seams,
+        )
+        failure: HandlerFailed | None = None
+        with self._seams.around():
+            try:
+                context_of = self._calls.context_for(batch, completion=progress)
+                handled = self._calls.each(todo, self._calls.lent(None), context_of)
+            except HandlerFailed as failed:
+                failure = failed
+        progress.raise_loss()
+        if failure is not None:
+            handled = next((n for n, e in enumerate(todo) if e.position == failure.culprit), 0)
+            if progress.has_completed(todo[handled]):
+                self._tell_late(todo[handled], failure)
+                handled, failure = handled + 1, None
+        last = batch.last if handled == len(todo) else todo[handled].position - 1
+        if failure is not None:
+            failure.is_alone = failure.culprit is not None
+        # What came before a failing event is done, and is not done again.
+        if not progress.settle(last) and failure is not None:
+            raise failure
+        return Settled(last, handled, failure)
+
+    def _tell_late(self, entry: Entry, failure: HandlerFailed) -> None:
+        emit(
+            signals.CompletedThenFailed(
+                self._consumer, entry.position, entry.event_uuid, describe(failure.error)
+            )
+        )
+
+
+class Completion:
+    """How far a batch is settled while its handlers run; `context.complete()` settles more."""
+
+    def __init__(
+        self,
+        consumer: str,
+        batch: Batch,
+        lease: Lease,
+        fresh: frozenset[int],
+        *,
+        ledger: Ledger,
+        worker: WorkerConnection,
+        seams: ConsumerSeams,
+    ) -> None:
+        self._consumer = consumer
+        self._batch = batch
+        self._lease = lease
+        self._fresh = fresh
+        self._ledger = ledger
+        self._worker = worker
+        self._seams = seams
+        self._is_open = False
+        self._loss: Exception | None = None
+        self._settled_to = 0
+
+    def has_completed(self, entry: Entry) -> bool:
+        """Whether a handler has completed this event."""
+        return entry.position <= self._settled_to
+
+    def settle(self, last: int) -> bool:
+        """Settle everything up to `last` that is not settled yet; False: there is nothing."""
+        part = self._part(last)
+        if part is not None:
+            with undone_on_error(self._worker, self._consumer):
+                self._close(part, self._ledger.open(part, self._lease, called=self._fresh))
+        return self._settled_to > 0
+
+    def raise_loss(self) -> None:
+        """A lost lease or connection counts even where a handler has swallowed it."""
+        if self._loss is not None:
+            raise self._loss
+
+    def begin(self, entry: Entry) -> Any:
+        """What `context.complete()` gives a handler: `with`, or `async with`, a session."""
+        is_async = isinstance(self._worker, AsyncWorkerConnection)
+        return self._complete_async(entry) if is_async else self._complete(entry)
+
+    @contextmanager
+    def _complete(self, entry: Entry) -> Iterator[Any]:
+        """The session's commit settles the event, and what came before it in the batch."""
+        self._require_unsettled(entry)
+        with self._told(), undone_on_error(self._worker, self._consumer):
+            part, claim = self._open(entry)
+            session = self._worker.session()
+            with self._worker.guard.lent():
+                yield session
+                session.flush()
+            self._finish(part, claim, session)
+
+    @asynccontextmanager
+    async def _complete_async(self, entry: Entry) -> AsyncIterator[Any]:
+        """The same for `async def` handlers."""
+        self._require_unsettled(entry)
+        worker = self._worker
+        assert isinstance(worker, AsyncWorkerConnection)
+        with self._told():
+            try:
+                part, claim = await worker.run_within(lambda: self._open(entry))
+                session = worker.session()
+                with worker.guard.lent():
+                    yield session
+                    await session.flush()
+                await worker.run_within(lambda: self._finish(part, claim, session))
+            except Exception as error:
+                await worker.run_within(partial(self._undo, error))
+                raise
+
+    def _require_unsettled(self, entry: Entry) -> None:
+        if self._is_open or self.has_completed(entry):
+            raise UsageError(
+                "context.complete() is for once: this event is being completed, or is already. "
+                "Nothing was written; put everything into one block."
+            )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The handler gets its own errors back; a lost lease or connection is remembered."""
+        self._is_open = True
+        try:
+            yield
+        except (LeaseLost, ServerUnavailable) as lost:
+            self._loss = lost
+            raise
+        except HandlerFailed as failed:
+            raise self._worker.guard.violation or failed.error from None
+        finally:
+            self._is_open = False
+            self._worker.guard.violation = None
+
+    def _undo(self, error: Exception) -> None:
+        with undone_on_error(self._worker, self._consumer):
+            raise error
+
+    def _open(self, entry: Entry) -> tuple[Batch, Claim]:
+        is_last = entry.position == self._batch.entries[-1].position
+        part = self._part(self._batch.last if is_last else entry.position)
+        assert part is not None
+        return part, self._ledger.open(part, self._lease, called=self._fresh)
+
+    def _finish(self, part: Batch, claim: Claim, session: Any) -> None:
+        if (violation := self._worker.guard.violation) is not None:
+            # Also where the handler has swallowed it.
+            raise violation
+        self._seams.insert_sends(self._worker, session)
+        self._close(part, claim)
+
+    def _close(self, part: Batch, claim: Claim) -> None:
+        self._ledger.close(part, self._lease, claim, part.last, handled=len(claim.fresh))
+        self._settled_to = part.last
+        if not part.is_parked:
+            self._lease = self._lease.at(part.last)
+
+    def _part(self, last: int) -> Batch | None:
+        rest = self._batch.after(self._settled_to)
+        return rest and (rest if last >= rest.last else rest.until(last))
+
+
+class AtMostOnce:
+    """Advance, then handle: whatever a crash interrupts is not handled again."""
+
+    def __init__(
+        self,
+        consumer: str,
+        *,
+        calls: Calls,
+        ledger: Ledger,
+        worker: WorkerConnection,
+        seams: ConsumerSeams,
+        on_failure: Callable[[Batch, Lease, Exception], None],
+    ) -> None:
+        self._consumer = consumer
+        self._calls = calls
+        self._ledger = ledger
+        self._worker = worker
+        self._seams = seams
+        self._on_failure = on_failure
+
+    def run(self, batch: Batch, lease: Lease) -> Settled:
+        """Settle the batch, then handle it to its end. Raises LeaseLost or ServerUnavailable."""
+        with undone_on_error(self._worker, self._consumer):
+            claim = self._ledger.open(batch, lease)
+            self._ledger.close(batch, lease, claim, batch.last, handled=len(claim.fresh))
+        if not batch.is_parked:
+            lease = lease.at(batch.last)
+        todo = self._ledger.todo(batch, claim.fresh)
+        lent, context_of = self._calls.lent(None), self._calls.context_for(batch)
+        failures: list[tuple[Entry, Exception]] = []
+        with self._seams.around():
+            while todo:
+                try:
+                    # To its end, also when the worker is asked to stop: nobody else will.
+                    self._calls.each(todo, lent, context_of, may_stop=False)
+                    break
+                except HandlerFailed as failed:
+                    # A list has no culprit: all of it has failed.
+                    hit = [e for e in todo if failed.culprit in (None, e.position)]
+                    failures += [(entry, failed.error) for entry in hit]
+                    todo = [e for e in todo if e.position > hit[-1].position]
+        for entry, reason in failures:
+            self._on_failure(Batch((entry,), entry.position), lease, reason)
+        return Settled(batch.last, len(claim.fresh))

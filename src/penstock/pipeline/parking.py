@@ -1,0 +1,135 @@
+"""What a lane knows of its parked events: whether there are any, and when the next is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from penstock.core.isolation import Batch
+from penstock.core.options import ConsumerOptions
+from penstock.stores.parked import Parked, ParkedRow
+
+# Somebody may redrive at any time. While he does, a lane looks more often.
+LOOK_SECONDS = 1.0
+LOOK_SOON_SECONDS = 0.05
+SOON_SECONDS = 3.0
+
+
+class Parking:
+    """The parked events of one lane, which its owner alone parks and drains."""
+
+    def __init__(
+        self,
+        consumer: str,
+        options: ConsumerOptions,
+        lane: int,
+        lanes: int,
+        *,
+        parked: Parked,
+        control: Callable[[], psycopg.Connection[Any]],
+    ) -> None:
+        self._consumer = consumer
+        self._options = options
+        self._lane = lane
+        self._lanes = lanes
+        self._parked = parked
+        self.control = control
+        self.has_any = False
+        """Whether live events may have to wait behind parked ones."""
+        self._suspects_left = 0
+        self._look_at = 0.0
+        self._soon_until = 0.0
+
+    def begin(self, *, suspects: int) -> None:
+        """A lease begins. So many events may have ended the process of its last holder."""
+        self._suspects_left = suspects
+        if self._options.order == "none":
+            self._parked.let_overtake(self.control(), self._consumer)
+        self._look()
+
+    @property
+    def blocks_stream(self) -> bool:
+        """Whether nothing may be handled before what is parked."""
+        return self.has_any and self._options.order == "stream"
+
+    @property
+    def due_seconds(self) -> float:
+        """In how many seconds there is something to do, or to look for."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    def note(self, delay_seconds: float | None) -> None:
+        """Something was parked; None: it is held."""
+        self.has_any = True
+        if delay_seconds is not None:
+            self._look_at = min(self._look_at, time.monotonic() + delay_seconds)
+
+    def due(self) -> list[Batch]:
+        """Batches of what may be tried now, in order; those that failed before, one by one."""
+        if self.due_seconds > 0:
+            return []
+        if not self.has_any:
+            self._look()
+        if not self.has_any:
+            return []
+        rows = self._parked.due(
+            self.control(),
+            self._consumer,
+            self._options.stream_name,
+            lane=self._lane,
+            lanes=self._lanes,
+            count=self._options.batch_size,
+            in_order=self._options.order != "none",
+        )
+        if not rows:
+            self._look()
+            return []
+        self._soon_until = time.monotonic() + SOON_SECONDS
+        return self._batches(rows)
+
+    def _look(self) -> None:
+        self.has_any, due_seconds = self._parked.look(
+            self.control(), self._consumer, self._lane, self._lanes
+        )
+        now = time.monotonic()
+        pause_seconds = LOOK_SOON_SECONDS if now < self._soon_until else LOOK_SECONDS
+        if due_seconds is not None:
+            # One that is due and was not tried waits behind another that is not.
+            pause_seconds = min(pause_seconds, max(due_seconds, LOOK_SOON_SECONDS))
+        self._look_at = now + pause_seconds
+
+    def _batches(self, rows: list[ParkedRow]) -> list[Batch]:
+        is_suspect = self._suspects_left > 0
+        self._suspects_left = max(0, self._suspects_left - len(rows))
+        batches: list[Batch] = []
+        together: list[ParkedRow] = []
+        for row in rows:
+            if row.attempts or is_suspect:
+                batches += _flushed(together)
+                batches.append(_batch([row], is_careful=True, is_suspect=is_suspect))
+            elif together and together[-1].is_redriven != row.is_redriven:
+                batches += _flushed(together)
+                together.append(row)
+            else:
+                together.append(row)
+        return batches + _flushed(together)
+
+
+def _flushed(together: list[ParkedRow]) -> list[Batch]:
+    batches = [_batch(together)] if together else []
+    together.clear()
+    return batches
+
+
+def _batch(rows: list[ParkedRow], *, is_careful: bool = False, is_suspect: bool = False) -> Batch:
+    return Batch(
+        tuple(row.entry for row in rows),
+        rows[-1].entry.position,
+        is_careful=is_careful,
+        is_suspect=is_suspect,
+        is_parked=True,
+        attempt=rows[0].attempts + 1,
+        is_redriven=rows[0].is_redriven,
+    )

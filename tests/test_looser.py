@@ -1,0 +1,344 @@
+"""At least once and at most once: the same steps in another order, and what a handler may do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from penstock.core.events import Event, StreamEvent
+from penstock.core.options import Guarantee
+from penstock.core.retry import Retry
+from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
+from penstock.pipeline.context import Context
+from penstock.telemetry import signals
+from tests.bench_of_one import Workbench, run_until_idle
+from tests.failing import AT_ONCE, LATER, drive, effects, heard, outcomes, parked
+from tests.waiting import wait_until
+
+AT_LEAST: dict[str, Any] = {"guarantee": Guarantee.AT_LEAST_ONCE}
+AT_MOST: dict[str, Any] = {"guarantee": Guarantee.AT_MOST_ONCE, "retry": Retry.none()}
+
+
+class Placed(Event, type="placed", version=1):
+    n: int
+
+
+@pytest.fixture
+def bench(database_url: str, redis_url: str) -> Iterator[Workbench]:
+    bench = Workbench(database_url, redis_url)
+    bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")
+    yield bench
+    bench.close()
+
+
+class World:
+    """What a handler has done outside; it fails on some events."""
+
+    def __init__(self, *bad: int) -> None:
+        self.bad = set(bad)
+        self.calls: list[int] = []
+
+    def call(self, event: Placed) -> None:
+        self.calls.append(event.n)
+        if event.n in self.bad:
+            raise ValueError("not today")
+
+    def call_list(self, events: list[Placed]) -> None:
+        for event in events:
+            self.call(event)
+
+    async def call_async(self, event: Placed) -> None:
+        self.call(event)
+
+
+def write(session: Any, n: int) -> None:
+    session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": n})
+
+
+@pytest.mark.parametrize("shape", ["call", "call_async"])
+def test_a_failing_event_is_parked_and_costs_nobody_else_a_call(
+    bench: Workbench, shape: str
+) -> None:
+    bench.send(9)
+    bench.publish()
+    world = World(5)
+    lane = bench.consumer(getattr(world, shape), retry=LATER, **AT_LEAST)
+    run_until_idle(lane)
+    assert world.calls == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert outcomes(bench) == {"handled": [1, 2, 3, 4, 6, 7, 9], "parked": [5, 8]}
+    assert bench.checkpoint() == 9
+
+
+def test_every_attempt_is_one_call(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+    world = World(1)
+    lane = bench.consumer(world.call, retry=Retry.fixed(seconds=0.001, attempts_max=3), **AT_LEAST)
+    with heard(signals.EventBuried) as buried:
+        drive(lane, lambda: bool(buried))
+    assert world.calls.count(1) == 3
+    assert outcomes(bench) == {"handled": [2], "dead": [1]}
+
+
+def test_an_event_that_succeeds_later_lets_its_key_go_on(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    world = World(2)
+    lane = bench.consumer(world.call, retry=AT_ONCE, **AT_LEAST)
+    with heard(signals.EventFailed) as failures:
+        drive(lane, lambda: len(failures) == 2)
+    world.bad.clear()
+    drive(lane, lambda: not parked(bench))
+    assert [n for n in world.calls if n in {2, 5}] == [2, 2, 2, 5]
+    assert outcomes(bench) == {"handled": [1, 2, 3, 4, 5, 6]}
+
+
+def test_a_failed_list_is_called_again_as_lists_of_one(bench: Workbench) -> None:
+    bench.send(4)
+    bench.publish()
+    world = World(3)
+    run_until_idle(bench.consumer(world.call_list, retry=LATER, **AT_LEAST))
+    assert world.calls == [1, 2, 3, 1, 2, 3, 4]
+    assert outcomes(bench) == {"handled": [1, 2, 4], "parked": [3]}
+
+
+def test_complete_commits_last_writes_with_the_checkpoint(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    checkpoints: list[int] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        with context.complete() as session:
+            write(session, event.n)
+        checkpoints.append(bench.checkpoint())
+
+    run_until_idle(bench.consumer(handler, **AT_LEAST))
+    assert effects(bench) == [1, 2, 3]
+    assert checkpoints == [1, 2, 3]
+    assert outcomes(bench) == {"handled": [1, 2, 3]}
+
+
+def test_complete_settles_what_came_before_it_too(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    checkpoints: list[int] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        if event.n == 2:
+            with context.complete() as session:
+                write(session, event.n)
+        checkpoints.append(bench.checkpoint())
+
+    run_until_idle(bench.consumer(handler, **AT_LEAST))
+    assert checkpoints == [0, 2, 2]
+    assert bench.checkpoint() == 3
+
+
+def test_complete_works_in_async_handlers(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+
+    async def handler(event: Placed, context: Context) -> None:
+        async with context.complete() as session:
+            await session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+            if event.n == 2:
+                raise ValueError("not today")
+
+    run_until_idle(bench.consumer(handler, retry=LATER, **AT_LEAST))
+    assert effects(bench) == [1, 3]
+    assert outcomes(bench) == {"handled": [1, 3], "parked": [2]}
+
+
+def test_a_failure_inside_complete_undoes_its_writes(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+
+    def handler(event: Placed, context: Context) -> None:
+        with context.complete() as session:
+            write(session, event.n)
+            if event.n == 1:
+                raise ValueError("not today")
+
+    run_until_idle(bench.consumer(handler, retry=LATER, **AT_LEAST))
+    assert effects(bench) == [2]
+    assert outcomes(bench) == {"parked": [1], "handled": [2]}
+
+
+def test_a_failure_after_complete_is_told_and_changes_nothing(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    calls: list[int] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        calls.append(event.n)
+        with context.complete() as session:
+            write(session, event.n)
+        if event.n == 2:
+            raise ValueError("too late")
+
+    with heard(signals.CompletedThenFailed) as late:
+        run_until_idle(bench.consumer(handler, **AT_LEAST))
+    assert [(told.position, told.error) for told in late] == [(2, "ValueError: too late")]
+    assert calls == effects(bench) == [1, 2, 3]
+
+
+def test_a_commit_inside_complete_is_refused_also_where_it_is_swallowed(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+
+    def handler(event: Placed, context: Context) -> None:
+        with context.complete() as session:
+            write(session, event.n)
+            with suppress(CommitInTransactionError):
+                session.commit()
+
+    with heard(signals.EventFailed) as failures:
+        run_until_idle(bench.consumer(handler, retry=LATER, **AT_LEAST))
+    assert failures[0].error.startswith("CommitInTransactionError")
+    assert effects(bench) == []
+
+
+def test_complete_is_for_once_and_for_at_least_once_only(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    errors: list[str] = []
+
+    def twice(event: Placed, context: Context) -> None:
+        with context.complete() as session:
+            write(session, event.n)
+        with pytest.raises(UsageError) as refusal:
+            context.complete().__enter__()
+        errors.append(str(refusal.value))
+
+    def wrong(event: StreamEvent[Any], context: Context) -> None:
+        with pytest.raises(UsageError) as refusal:
+            context.complete()
+        errors.append(str(refusal.value))
+
+    run_until_idle(bench.consumer(twice, name="twice", **AT_LEAST))
+    run_until_idle(bench.consumer(wrong, name="wrong"))
+    assert "for once" in errors[0]
+    assert "AT_LEAST_ONCE" in errors[1]
+    assert effects(bench) == [1]
+
+
+def test_a_lost_lease_inside_complete_counts_also_where_it_is_swallowed(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+
+    def handler(event: Placed, context: Context) -> None:
+        with suppress(LeaseLost), context.complete() as session:
+            write(session, event.n)
+            bench.connection.execute("UPDATE events.stream_lease SET term = term + 1")
+
+    lane = bench.consumer(handler, **AT_LEAST)
+    with pytest.raises(LeaseLost):
+        run_until_idle(lane)
+    assert effects(bench) == []
+    assert outcomes(bench) == {}
+
+
+def test_at_most_once_a_failure_is_a_dead_letter_and_never_a_second_call(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    world = World(2, 5)
+    with heard(signals.EventBuried) as buried:
+        run_until_idle(bench.consumer(world.call, **AT_MOST))
+    assert world.calls == [1, 2, 3, 4, 5, 6]
+    assert [event.position for event in buried] == [2, 5]
+    assert outcomes(bench) == {"handled": [1, 3, 4, 6], "dead": [2, 5]}
+    assert bench.rows("SELECT position FROM events.dead_letter ORDER BY 1") == [2, 5]
+
+
+def test_at_most_once_a_worker_that_is_asked_to_stop_finishes_its_batch(bench: Workbench) -> None:
+    bench.send(5)
+    bench.publish()
+    stop = threading.Event()
+    calls: list[int] = []
+
+    def handler(event: Placed) -> None:
+        calls.append(event.n)
+        stop.set()
+
+    bench.consumer(handler, stop=stop, **AT_MOST).step()
+    assert calls == [1, 2, 3, 4, 5]
+
+
+def test_at_least_once_settled_events_are_not_called_again_after_a_change_of_lanes(
+    bench: Workbench,
+) -> None:
+    bench.send(4)
+    bench.publish()
+    world = World()
+    lane = bench.consumer(world.call, **AT_LEAST)
+    run_until_idle(lane)
+    lane.close()
+    # As a change of lanes leaves it: checkpoints at the floor, settled rows above.
+    bench.connection.execute("UPDATE events.consumer SET settled_to = 4")
+    bench.connection.execute("UPDATE events.stream_lease SET checkpoint = 1")
+    again = World()
+    run_until_idle(bench.consumer(again.call, **AT_LEAST))
+    assert again.calls == []
+
+
+def test_what_waited_when_the_handler_was_called_is_not_taken_for_handled(
+    bench: Workbench,
+) -> None:
+    """The event before it goes away while others of the batch are handled."""
+    bench.send(3)
+    bench.publish()
+    world = World(2)
+    lane = bench.consumer(world.call, retry=LATER, **AT_LEAST)
+    run_until_idle(lane)
+    world.bad.clear()
+    world.calls.clear()
+
+    def discard(event: Placed) -> None:
+        world.calls.append(event.n)
+        bench.connection.execute("DELETE FROM events.parked_event WHERE position = 2")
+
+    object.__setattr__(lane._consuming.plan, "function", discard)
+    bench.send(3)  # position 5 is of the key that waits behind 2
+    bench.publish()
+    drive(lane, lambda: not parked(bench))
+    assert sorted(world.calls) == [1, 2, 3]
+    assert outcomes(bench)["handled"] == [1, 3, 4, 5, 6]
+
+
+def test_without_order_nothing_is_left_out_behind_a_parked_event(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    world = World(2)
+    options = {**AT_LEAST, "order": "none", "allow_reordering": True, "retry": LATER}
+    bench.consumer(world.call, **options).close()
+    # Settled events are to be expected up to here, so that each batch is looked up.
+    bench.connection.execute("UPDATE events.consumer SET settled_to = 6")
+    run_until_idle(bench.consumer(world.call, **options))
+    assert world.calls == [1, 2, 3, 4, 5, 6]
+    assert outcomes(bench) == {"handled": [1, 3, 4, 5, 6], "parked": [2]}
+
+
+def test_a_parked_event_that_was_taken_away_is_not_called(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    world = World(1)
+    lane = bench.consumer(world.call, retry=AT_ONCE, **AT_LEAST)
+    with heard(signals.EventParked) as events:
+        while not events:
+            lane.step()
+    world.calls.clear()
+    parking, batches = lane._parking, lane._parked
+
+    def is_due() -> bool:
+        batches.extend(parking.due())
+        return bool(batches)
+
+    wait_until(is_due, what="it is due")
+    bench.connection.execute("DELETE FROM events.parked_event")
+    run_until_idle(lane)
+    assert world.calls == []

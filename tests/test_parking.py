@@ -1,0 +1,363 @@
+"""A failing event blocks its key and nothing else: parked, tried again, buried or held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock.core.events import Event
+from penstock.core.retry import Retry
+from penstock.errors import ContractError, FatalError, RetryableError
+from penstock.pipeline.context import Context
+from penstock.telemetry import signals
+from tests.bench_of_one import Workbench, run_until_idle
+from tests.failing import AT_ONCE, LATER, drive, effects, heard, outcomes, parked
+from tests.waiting import wait_until
+
+
+class Placed(Event, type="placed", version=1):
+    n: int
+
+
+@pytest.fixture
+def bench(database_url: str, redis_url: str) -> Iterator[Workbench]:
+    bench = Workbench(database_url, redis_url, parked_per_key_max=4)
+    bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")
+    yield bench
+    bench.close()
+
+
+class Moody:
+    """Fails on some events until it is told to stop."""
+
+    def __init__(self, *bad: int, error: Exception | None = None) -> None:
+        self.bad = set(bad)
+        self.error = error or ValueError("not today")
+        self.seen: list[int] = []
+
+    def _judge(self, n: int) -> None:
+        self.seen.append(n)
+        if n in self.bad:
+            raise self.error
+
+    def on_session(self, event: Placed, session: Session) -> None:
+        session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        self._judge(event.n)
+
+    def on_cursor(self, event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.n,))
+        if event.n in self.bad:
+            cursor.execute("SELECT 1/0")
+
+    def on_list(self, events: list[Placed], session: Session) -> None:
+        for event in events:
+            self.on_session(event, session)
+
+    async def on_async(self, event: Placed, session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.n})
+        self._judge(event.n)
+
+
+# Workbench.send gives event n the key "k{n % 3}".
+
+
+@pytest.mark.parametrize("shape", ["on_session", "on_cursor", "on_list", "on_async"])
+@pytest.mark.parametrize("hot", [True, False])
+def test_a_failing_event_blocks_its_key_and_nothing_else(
+    database_url: str, redis_url: str, shape: str, hot: bool
+) -> None:
+    bench = Workbench(database_url, redis_url if hot else None)
+    bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")
+    try:
+        bench.send(12)
+        bench.publish()
+        moody = Moody(5)
+        lane = bench.consumer(getattr(moody, shape), retry=LATER)
+        run_until_idle(lane)
+        assert effects(bench) == [1, 2, 3, 4, 6, 7, 9, 10, 12]
+        assert outcomes(bench)["parked"] == [5, 8, 11]
+        assert bench.checkpoint() == 12
+        moody.bad.clear()
+        bench.connection.execute(
+            "UPDATE events.parked_event SET next_attempt_at = clock_timestamp()"
+            " WHERE next_attempt_at IS NOT NULL"
+        )
+        drive(lane, lambda: not parked(bench))
+        assert effects(bench)[-3:] == [5, 8, 11]
+        assert outcomes(bench) == {"handled": list(range(1, 13))}
+    finally:
+        bench.close()
+
+
+def test_the_first_of_a_key_is_tried_again_alone_and_its_successors_never_before_it(
+    bench: Workbench,
+) -> None:
+    bench.send(9)
+    bench.publish()
+    moody = Moody(2)
+    lane = bench.consumer(moody.on_session, retry=AT_ONCE)
+    with heard(signals.EventFailed) as failures:
+        drive(lane, lambda: len(failures) == 3)
+    assert [(f.position, f.attempt) for f in failures] == [(2, 1), (2, 2), (2, 3)]
+    assert not {5, 8} & set(effects(bench))
+    moody.bad.clear()
+    drive(lane, lambda: not parked(bench))
+    assert [n for n in effects(bench) if n in {2, 5, 8}] == [2, 5, 8]
+
+
+def test_a_handler_decides_how_long_to_wait(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1, error=RetryableError("busy", after_seconds=42))
+    lane = bench.consumer(moody.on_session)
+    with heard(signals.EventParked) as events:
+        run_until_idle(lane)
+    assert [event.retry_after_seconds for event in events] == [42]
+    (seconds,) = bench.rows(
+        "SELECT extract(epoch FROM next_attempt_at - clock_timestamp())::int"
+        " FROM events.parked_event"
+    )
+    assert 35 <= seconds <= 42
+
+
+def test_attempts_are_counted_across_workers(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1)
+    with heard(signals.EventFailed) as failures:
+        for count in (1, 2, 3):
+            lane = bench.consumer(moody.on_session, retry=AT_ONCE)
+            drive(lane, lambda count=count: len(failures) == count)  # type: ignore[misc]
+            lane.close()
+    assert [failure.attempt for failure in failures] == [1, 2, 3]
+
+
+def test_an_exhausted_event_is_a_dead_letter_with_all_that_is_known(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    lane = bench.consumer(Moody(2).on_session, retry=Retry.fixed(seconds=0.001, attempts_max=3))
+    with heard(signals.EventBuried) as buried:
+        drive(lane, lambda: bool(buried) and not parked(bench))
+    assert outcomes(bench) == {"handled": [1, 3, 4, 5, 6], "dead": [2]}
+    row = bench.connection.execute(
+        "SELECT position, event_type, reason, error_type, error_message, traceback, handler,"
+        "       jsonb_array_length(attempts), attempts -> 0 ->> 'error', host IS NOT NULL,"
+        "       length(fingerprint), entry LIKE '%%\"n\": 2%%' FROM events.dead_letter"
+    ).fetchone()
+    assert row is not None
+    position, kind, reason, error_type, message, trace, handler, count, error, *rest = row
+    assert (position, kind, reason) == (2, "placed", "exhausted")
+    assert (error_type, message) == ("ValueError", "not today")
+    assert "in _judge" in trace
+    assert handler == "tests.test_parking.Moody.on_session"
+    assert (count, error) == (3, "ValueError: not today")
+    assert rest == [True, 16, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(FatalError("no use"), "fatal"), (ContractError("does not fit"), "contract")],
+)
+def test_what_cannot_succeed_is_buried_at_once(
+    bench: Workbench, error: Exception, reason: str
+) -> None:
+    bench.send(6)
+    bench.publish()
+    moody = Moody(2, error=error)
+    run_until_idle(bench.consumer(moody.on_session))
+    assert outcomes(bench) == {"handled": [1, 3, 4, 5, 6], "dead": [2]}
+    assert bench.rows("SELECT reason FROM events.dead_letter") == [reason]
+
+
+def test_classes_named_as_fatal_are_buried_at_once(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    retry = Retry.exponential(fatal=(ValueError,))
+    run_until_idle(bench.consumer(Moody(1).on_session, retry=retry))
+    assert outcomes(bench) == {"dead": [1]}
+
+
+def test_a_held_key_waits_and_everything_else_goes_on(bench: Workbench) -> None:
+    bench.send(9)
+    bench.publish()
+    lane = bench.consumer(
+        Moody(2, error=FatalError("ask somebody")).on_session, on_exhausted="hold"
+    )
+    with heard(signals.KeyHeld) as held:
+        run_until_idle(lane)
+    assert [h.position for h in held] == [2]
+    assert outcomes(bench) == {"handled": [1, 3, 4, 6, 7, 9], "parked": [2, 5, 8]}
+    assert bench.rows("SELECT position FROM events.parked_event WHERE held") == [2]
+    assert bench.rows("SELECT position FROM events.dead_letter") == [2]
+
+
+def test_order_by_stream_lets_nothing_pass(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    moody = Moody(3)
+    lane = bench.consumer(moody.on_session, retry=AT_ONCE, order="stream")
+    with heard(signals.EventFailed) as failures:
+        drive(lane, lambda: len(failures) == 3)
+    assert effects(bench) == [1, 2]
+    moody.bad.clear()
+    drive(lane, lambda: bench.checkpoint() == 6)
+    assert effects(bench) == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_order_successors_overtake(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    moody = Moody(2, 5)
+    lane = bench.consumer(moody.on_session, retry=LATER, order="none", allow_reordering=True)
+    run_until_idle(lane)
+    assert outcomes(bench) == {"handled": [1, 3, 4, 6], "parked": [2, 5]}
+    assert bench.rows("SELECT next_attempt_at IS NULL FROM events.parked_event") == [False, False]
+
+
+def test_a_consumer_that_gives_up_its_order_leaves_nobody_waiting(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    moody = Moody(2)
+    first = bench.consumer(moody.on_session, retry=LATER)
+    run_until_idle(first)
+    first.close()
+    assert parked(bench) == [2, 5]
+    second = bench.consumer(moody.on_session, retry=LATER, order="none", allow_reordering=True)
+    drive(second, lambda: parked(bench) == [2])
+    assert effects(bench) == [1, 3, 4, 6, 5]
+
+
+def test_events_without_a_key_block_nobody(bench: Workbench) -> None:
+    for n in (1, 2, 3):
+        bench.connection.execute(
+            "SELECT events.send('orders', 'placed', jsonb_build_object('n', %s::int))", (n,)
+        )
+    bench.publish()
+    run_until_idle(bench.consumer(Moody(1).on_session, retry=LATER))
+    assert outcomes(bench) == {"parked": [1], "handled": [2, 3]}
+
+
+def test_a_key_with_too_many_waiting_is_reported_again_when_they_double(bench: Workbench) -> None:
+    moody = Moody(3)
+    lane = bench.consumer(moody.on_session, retry=LATER, batch_size=6)
+    with heard(signals.KeyBacklogged) as backlogs:
+        for _ in range(12):
+            bench.send(6)  # two of key k0, of which event 3 fails
+            bench.publish()
+            run_until_idle(lane)
+    # 3 and then 23 more of its key: 4 wait, then 8, then 16.
+    assert [b.waiting for b in backlogs] == [5, 9, 17]
+    assert {b.position for b in backlogs} == {3}
+    moody.bad.clear()
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 3"
+    )
+    drive(lane, lambda: not parked(bench))
+    assert outcomes(bench) == {"handled": list(range(1, 73))}
+
+
+def test_the_attempt_is_told_to_the_handler(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    attempts: list[int] = []
+
+    def handler(event: Placed, session: Session, context: Context) -> None:
+        attempts.append(context.attempt)
+        if len(attempts) < 3:
+            raise ValueError
+
+    lane = bench.consumer(handler, retry=AT_ONCE)
+    drive(lane, lambda: outcomes(bench) == {"handled": [1]})
+    assert attempts == [1, 2, 3]
+
+
+def test_one_consumer_parks_and_another_goes_on(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    failing, other = Moody(2), Moody()
+    run_until_idle(bench.consumer(failing.on_session, name="failing", retry=LATER))
+    run_until_idle(bench.consumer(other.on_session, name="other"))
+    assert other.seen == [1, 2, 3, 4, 5, 6]
+    assert bench.rows("SELECT DISTINCT consumer FROM events.parked_event") == ["test.failing"]
+
+
+def test_a_version_without_a_contract_parks_its_key_if_asked_to(bench: Workbench) -> None:
+    send = "SELECT events.send('orders', 'placed', '{\"n\": 7}', key => %s, version => %s)"
+    for key, version in (("a", 9), ("a", 1), ("b", 1)):
+        bench.connection.execute(send, (key, version))
+    bench.publish()
+    moody = Moody()
+    run_until_idle(bench.consumer(moody.on_session, on_unknown_version="park"))
+    assert outcomes(bench) == {"parked": [1, 2], "handled": [3]}
+
+
+def test_a_version_without_a_contract_is_buried_if_asked_to(bench: Workbench) -> None:
+    bench.connection.execute("SELECT events.send('orders', 'placed', '{\"n\": 7}', version => 9)")
+    bench.publish()
+    run_until_idle(bench.consumer(Moody().on_session, on_unknown_version="bury"))
+    assert bench.rows("SELECT reason FROM events.dead_letter") == ["contract"]
+
+
+def test_a_discard_at_the_moment_of_parking_leaves_nobody_stuck(bench: Workbench) -> None:
+    """The head goes away in a transaction that neither sees the newcomer nor is seen by it."""
+    bench.send(3)
+    bench.publish()
+    moody = Moody(3)
+    lane = bench.consumer(moody.on_session, retry=LATER)
+    run_until_idle(lane)
+    moody.bad.clear()
+    with psycopg.connect(bench.settings.database_url) as operator:
+        operator.execute("DELETE FROM events.parked_event WHERE position = 3")
+        bench.send(3)
+        bench.publish()
+        run_until_idle(lane)
+        assert parked(bench) == [3, 6]
+    drive(lane, lambda: not parked(bench))
+    assert outcomes(bench)["handled"] == [1, 2, 4, 5, 6]
+
+
+def test_a_parked_event_that_an_operator_took_away_is_not_handled(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1)
+    lane = bench.consumer(moody.on_session, retry=AT_ONCE)
+    with heard(signals.EventParked) as events:
+        while not events:
+            lane.step()
+    moody.bad.clear()
+    moody.seen.clear()
+    # Read as due, then discarded before its transaction begins.
+    parking, batches = lane._parking, lane._parked
+
+    def is_due() -> bool:
+        batches.extend(parking.due())
+        return bool(batches)
+
+    wait_until(is_due, what="it is due")
+    bench.connection.execute("DELETE FROM events.parked_event")
+    bench.connection.execute("UPDATE events.processed_event SET outcome = 'discarded'")
+    run_until_idle(lane)
+    assert moody.seen == []
+    assert outcomes(bench) == {"discarded": [1]}
+
+
+def test_an_event_that_is_due_waits_for_an_earlier_one_of_its_key(bench: Workbench) -> None:
+    bench.send(6)
+    bench.publish()
+    moody = Moody(2)
+    lane = bench.consumer(moody.on_session, retry=LATER)
+    run_until_idle(lane)
+    assert parked(bench) == [2, 5]
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 5"
+    )
+    lane._parking._look_at = 0.0
+    run_until_idle(lane)
+    assert parked(bench) == [2, 5]
+    assert 5 not in effects(bench)
