@@ -28,13 +28,15 @@ class Placed(Event, type="placed", version=1, key="key"):
 @pytest.fixture
 def pipeline(database_url: str, redis_url: str) -> Iterator[Pipeline]:
     before = {kind: list(found) for kind, found in bus._by_type.items()}
-    yield Pipeline(
+    pipeline = Pipeline(
         "shop",
         database_url=database_url,
         redis_url=redis_url,
         dead_letter_stream=ALERTS,
         parked_per_key_max=2,
     )
+    yield pipeline
+    pipeline.engine.dispose()
     bus._by_type.clear()
     bus._by_type.update(before)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,6 +229,19 @@ def test_a_taken_port_is_reported_and_the_stranger_is_not_mistaken_for_the_serve
     port = redis.Redis.from_url(redis_url).get_connection_kwargs()["port"]
     with pytest.raises(ServerFailedToStart, match="in use"):
         EmbeddedValkey(tmp_path, port=port).start()
+
+
+@pytest.mark.parametrize("kind", [EmbeddedPostgres, EmbeddedValkey])
+def test_another_port_is_tried_where_somebody_was_faster(
+    tmp_path: Path, kind: type[EmbeddedPostgres | EmbeddedValkey]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        server = kind(tmp_path)
+        server.port = taken
+        with server:
+            assert server.port != taken
+            assert str(server.port) in server.url
 
 
 @pytest.mark.parametrize(

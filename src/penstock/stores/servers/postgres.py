@@ -45,12 +45,17 @@ class EmbeddedPostgres:
         port: int | None = None,
         settings: Mapping[str, str] = NO_SETTINGS,
     ) -> None:
+        self._is_any_port = port is None
         self.port = free_port() if port is None else port
-        self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
         self._folder = folder.absolute()
         self._durable = durable
         self._settings = {**SETTINGS, **({} if durable else SETTINGS_NOT_DURABLE), **settings}
         self._process = ServerProcess("postgres", self._folder)
+
+    @property
+    def url(self) -> str:
+        """Where it can be reached; certain once it is ready."""
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
 
     @property
     def pid(self) -> int:
@@ -80,7 +85,14 @@ class EmbeddedPostgres:
 
     def wait_until_ready(self) -> None:
         """Return when connections are accepted; raises ServerFailedToStart if they never are."""
-        self._process.wait_until_ready(self._is_ready)
+        self._process.wait_on_some_port(
+            self._is_ready, self._try_another_port if self._is_any_port else None
+        )
+        self._is_any_port = False
+
+    def _try_another_port(self) -> None:
+        self.port = free_port()
+        self.launch()
 
     def stop(self) -> None:
         """Shut down fast: open transactions are rolled back, the next start needs no recovery."""

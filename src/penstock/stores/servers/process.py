@@ -28,6 +28,11 @@ LOG_TAIL_BYTES = 2000
 # client while the server is down, even by a client of this very server, connected to itself.
 PORTS = range(15_000, 32_000)
 PORT_TRIES_MAX = 100
+PORT_TAKEN = "Address already in use"
+
+
+class PortTaken(ServerFailedToStart):
+    """Somebody was faster: a port that was free a moment ago is not any more."""
 
 
 class ServerProcess:
@@ -99,6 +104,20 @@ class ServerProcess:
             self.end(signal.SIGKILL)
             raise
 
+    def wait_on_some_port(
+        self, is_ready: Callable[[], bool], try_another: Callable[[], None] | None
+    ) -> None:
+        """The same; where the port was taken meanwhile, another is tried, if that may be."""
+        for _ in range(PORT_TRIES_MAX):
+            try:
+                self.wait_until_ready(is_ready)
+            except PortTaken:
+                if try_another is None:
+                    raise
+                try_another()
+            else:
+                return
+
     def end(self, number: signal.Signals) -> None:
         """Send the signal and wait for the end; kill after a limit. Safe to repeat."""
         if self._process is None:
@@ -115,7 +134,8 @@ class ServerProcess:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start_bytes, size - LOG_TAIL_BYTES))
             tail = log.read().decode(errors="replace").strip()
-        return ServerFailedToStart(f"{what}. The end of {self.log}:\n{tail or '(empty)'}")
+        kind = PortTaken if PORT_TAKEN in tail else ServerFailedToStart
+        return kind(f"{what}. The end of {self.log}:\n{tail or '(empty)'}")
 
 
 @contextlib.contextmanager

@@ -44,11 +44,10 @@ class EmbeddedValkey:
         port: int | None = None,
         settings: Mapping[str, str] = NO_SETTINGS,
     ) -> None:
+        self._is_any_port = port is None
         self.port = free_port() if port is None else port
-        self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder.absolute()
         self._settings = {
-            "port": str(self.port),
             "bind": "127.0.0.1",
             "dir": str(self._folder),
             "save": "",
@@ -57,6 +56,11 @@ class EmbeddedValkey:
             **settings,
         }
         self._process = ServerProcess("valkey", self._folder)
+
+    @property
+    def url(self) -> str:
+        """Where it can be reached; certain once it is ready."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -70,7 +74,7 @@ class EmbeddedValkey:
 
     def launch(self) -> None:
         """Start without waiting for readiness, which `wait_until_ready` then does."""
-        command = [str(valkey_program())]
+        command = [str(valkey_program()), "--port", str(self.port)]
         for name, value in self._settings.items():
             command += [f"--{name}", value]
         with claimed(self._folder) as claim:
@@ -78,7 +82,14 @@ class EmbeddedValkey:
 
     def wait_until_ready(self) -> None:
         """Return when commands are accepted; raises ServerFailedToStart if they never are."""
-        self._process.wait_until_ready(self._is_ready)
+        self._process.wait_on_some_port(
+            self._is_ready, self._try_another_port if self._is_any_port else None
+        )
+        self._is_any_port = False
+
+    def _try_another_port(self) -> None:
+        self.port = free_port()
+        self.launch()
 
     def stop(self) -> None:
         """Shut down cleanly; what persistence keeps is on disk afterwards."""
