@@ -71,6 +71,7 @@ fleet: $(READY) ## kill, pause and add hosts under load, and measure who waited 
 .PHONY: failures
 failures: $(READY) ## make keys fail and kill workers, and measure what the other keys notice
 	$(BIN)/python -m tests.failure_drill
+	$(BIN)/python -m tests.backlog_drill
 	$(BIN)/python -m tests.redrive_drill
 
 .PHONY: bench

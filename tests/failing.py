@@ -56,3 +56,8 @@ def drive(lane: Lane, until: Callable[[], bool]) -> None:
         return until()
 
     wait_until(step, what="the lane got there")
+
+
+def look_now(lane: Lane) -> None:
+    """Spare the lane the pause until it would look for itself."""
+    lane._parking._look_at = 0.0

@@ -27,49 +27,38 @@ def note(number: int) -> None:
         calls.write(f"{number}\n")
 
 
-pipeline = Pipeline("guarantee", lease_seconds=1.0, lease_renew_seconds=0.3)
+def build_pipeline(**settings: Any) -> Pipeline:
+    """All four, on one stream."""
+    pipeline = Pipeline("guarantee", lease_seconds=1.0, lease_renew_seconds=0.3, **settings)
+    least: dict[str, Any] = {
+        "guarantee": Guarantee.AT_LEAST_ONCE,
+        "start": "earliest",
+        "batch_size": BATCH_SIZE,
+    }
+    most = {**least, "guarantee": Guarantee.AT_MOST_ONCE}
+    pipeline.consumer("counts", name="exactly_once", batch_size=BATCH_SIZE)(exactly_once)
+    pipeline.consumer("counts", name="at_least_once", **least)(only_calls)
+    pipeline.consumer("counts", name="completed", **least)(completes)
+    pipeline.consumer("counts", name="at_most_once", **most)(only_calls)
+    return pipeline
 
 
-@pipeline.consumer("counts", name="exactly_once", batch_size=BATCH_SIZE)
 def exactly_once(event: Counted, cursor: psycopg.Cursor[Any]) -> None:
     """Writes with the checkpoint."""
     note(event.number)
     cursor.execute("INSERT INTO effect VALUES (%s)", (event.number,))
 
 
-@pipeline.consumer(
-    "counts",
-    name="at_least_once",
-    guarantee=Guarantee.AT_LEAST_ONCE,
-    start="earliest",
-    batch_size=BATCH_SIZE,
-)
-def at_least_once(event: Counted) -> None:
-    """Only calls the world."""
+def only_calls(event: Counted) -> None:
+    """Calls the world, and nothing else."""
     note(event.number)
 
 
-@pipeline.consumer(
-    "counts",
-    name="completed",
-    guarantee=Guarantee.AT_LEAST_ONCE,
-    start="earliest",
-    batch_size=BATCH_SIZE,
-)
-def completed(event: Counted, context: Context) -> None:
+def completes(event: Counted, context: Context) -> None:
     """Calls the world, then completes."""
     note(event.number)
     with context.complete() as session:
         session.execute(text("INSERT INTO effect VALUES (:number)"), {"number": event.number})
 
 
-@pipeline.consumer(
-    "counts",
-    name="at_most_once",
-    guarantee=Guarantee.AT_MOST_ONCE,
-    start="earliest",
-    batch_size=BATCH_SIZE,
-)
-def at_most_once(event: Counted) -> None:
-    """Only calls the world."""
-    note(event.number)
+pipeline = build_pipeline()

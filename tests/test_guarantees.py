@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench_of_one import Workbench
-from tests.guarantee_app import TABLES
+from tests.guarantee_app import TABLES, build_pipeline
 from tests.line import ROOT, Worker
+from tests.test_seams import working
 from tests.waiting import wait_until
 
 EVENTS = 10
@@ -147,8 +148,10 @@ def bench(database_url: str, redis_url: str) -> Workbench:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_crash_leaves_what_the_table_says(
-    bench: Workbench, database_url: str, redis_url: str, tmp_path: Path, row: Row
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
 ) -> None:
+    database_url, redis_url = bench.settings.database_url, bench.settings.redis_url
+    assert redis_url is not None
     calls = tmp_path / "calls"
     calls.touch()
     environment = {
@@ -174,12 +177,10 @@ def test_a_crash_leaves_what_the_table_says(
         assert victim.was_killed, victim.tail()
     finally:
         victim.end()
-    successor = Worker(command, environment, tmp_path / "successor")
-    try:
-        wait_until(lambda: settled() == EVENTS, what=lambda: f"settled\n{successor.tail()}")
-    finally:
-        successor.process.terminate()
-        successor.wait_until_dead()
+    monkeypatch.setenv("CALLS", str(calls))
+    successor = build_pipeline(database_url=database_url, redis_url=redis_url)
+    with working(successor, f"consumer:{row.consumer}"):
+        wait_until(lambda: settled() == EVENTS, what=lambda: f"settled {settled()}")
     counted = Counter(map(int, calls.read_text().split()))
     assert {n: counted[n] for n in range(1, EVENTS + 1)} == row.calls
     if "effects once" in row.seen:

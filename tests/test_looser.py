@@ -17,7 +17,7 @@ from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
 from penstock.pipeline.context import Context
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
-from tests.failing import AT_ONCE, LATER, drive, effects, heard, outcomes, parked
+from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
 from tests.waiting import wait_until
 
 AT_LEAST: dict[str, Any] = {"guarantee": Guarantee.AT_LEAST_ONCE}
@@ -305,6 +305,8 @@ def test_what_waited_when_the_handler_was_called_is_not_taken_for_handled(
     object.__setattr__(lane._consuming.plan, "function", discard)
     bench.send(3)  # position 5 is of the key that waits behind 2
     bench.publish()
+    run_until_idle(lane)
+    look_now(lane)
     drive(lane, lambda: not parked(bench))
     assert sorted(world.calls) == [1, 2, 3]
     assert outcomes(bench)["handled"] == [1, 3, 4, 5, 6]

@@ -11,13 +11,18 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from penstock.app import Pipeline
 from penstock.core.events import Event
 from penstock.core.retry import Retry
 from penstock.errors import ContractError, FatalError, RetryableError
 from penstock.pipeline.context import Context
+from penstock.pipeline.lane import Lane
+from penstock.stores.operations import Kind, Operation
+from penstock.stores.parked import Parked
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
-from tests.failing import AT_ONCE, LATER, drive, effects, heard, outcomes, parked
+from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
+from tests.test_seams import working
 from tests.waiting import wait_until
 
 
@@ -88,6 +93,7 @@ def test_a_failing_event_blocks_its_key_and_nothing_else(
             "UPDATE events.parked_event SET next_attempt_at = clock_timestamp()"
             " WHERE next_attempt_at IS NOT NULL"
         )
+        look_now(lane)
         drive(lane, lambda: not parked(bench))
         assert effects(bench)[-3:] == [5, 8, 11]
         assert outcomes(bench) == {"handled": list(range(1, 13))}
@@ -258,6 +264,7 @@ def test_a_key_with_too_many_waiting_is_reported_again_when_they_double(bench: W
     bench.connection.execute(
         "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 3"
     )
+    look_now(lane)
     drive(lane, lambda: not parked(bench))
     assert outcomes(bench) == {"handled": list(range(1, 73))}
 
@@ -318,6 +325,7 @@ def test_a_discard_at_the_moment_of_parking_leaves_nobody_stuck(bench: Workbench
         bench.publish()
         run_until_idle(lane)
         assert parked(bench) == [3, 6]
+    look_now(lane)
     drive(lane, lambda: not parked(bench))
     assert outcomes(bench)["handled"] == [1, 2, 4, 5, 6]
 
@@ -357,7 +365,109 @@ def test_an_event_that_is_due_waits_for_an_earlier_one_of_its_key(bench: Workben
     bench.connection.execute(
         "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 5"
     )
-    lane._parking._look_at = 0.0
+    look_now(lane)
     run_until_idle(lane)
     assert parked(bench) == [2, 5]
     assert 5 not in effects(bench)
+
+
+def test_a_lease_is_in_good_hands_when_the_first_look_fails(
+    database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Parked.look
+    broken = [True]
+
+    def look_once_in_vain(self: Parked, *arguments: Any) -> Any:
+        if broken.pop() if broken else False:
+            raise psycopg.OperationalError
+        return look(self, *arguments)
+
+    monkeypatch.setattr(Parked, "look", look_once_in_vain)
+    handled: list[int] = []
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=redis_url)
+
+    @pipeline.consumer("orders", name="count")
+    def count(event: Placed) -> None:
+        handled.append(event.n)
+
+    pipeline.send_now("orders", Placed(n=1))
+    with working(pipeline, "publisher", "consumer:count"):
+        wait_until(lambda: handled == [1], what="another try handles it")
+    pipeline.engine.dispose()
+    assert not broken
+
+
+# ── operators ──────────────────────────────────────────────────────────────────────────────────
+
+
+def held_key(bench: Workbench, moody: Moody) -> Lane:
+    """Event 2 is held, and 5 and 8 of its key wait behind it."""
+    bench.send(9)
+    bench.publish()
+    lane = bench.consumer(moody.on_session, on_exhausted="hold", retry=Retry.none())
+    run_until_idle(lane)
+    assert parked(bench) == [2, 5, 8]
+    return lane
+
+
+def operation(bench: Workbench, kind: Kind) -> Operation:
+    return Operation(bench.connection, kind, {}, consumer=None, by="me", reason="")
+
+
+def test_a_redrive_of_a_held_event_drains_its_key_in_order(bench: Workbench) -> None:
+    moody = Moody(2)
+    lane = held_key(bench, moody)
+    moody.bad.clear()
+    redrive = operation(bench, "redrive")
+    assert redrive.move(bench.rows("SELECT id FROM events.dead_letter")) == 1
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    assert effects(bench)[-3:] == [2, 5, 8]
+    assert outcomes(bench) == {"handled": list(range(1, 10))}
+    assert bench.rows("SELECT id FROM events.dead_letter") == []
+    assert redrive.tally() == (0, 0)
+
+
+def test_a_redrive_in_vain_holds_the_key_again(bench: Workbench) -> None:
+    lane = held_key(bench, Moody(2))
+    redrive = operation(bench, "redrive")
+    redrive.move(bench.rows("SELECT id FROM events.dead_letter"))
+    look_now(lane)
+    drive(lane, lambda: redrive.tally() == (0, 1))
+    assert parked(bench) == [2, 5, 8]
+    assert bench.rows("SELECT held FROM events.parked_event ORDER BY position") == [
+        True,
+        False,
+        False,
+    ]
+    assert bench.rows("SELECT jsonb_array_length(attempts) FROM events.dead_letter") == [2]
+    assert bench.rows("SELECT redrives FROM events.dead_letter") == [1]
+
+
+def test_a_discard_of_a_held_event_lets_its_key_go_on(bench: Workbench) -> None:
+    lane = held_key(bench, Moody(2))
+    assert operation(bench, "discard").discard(bench.rows("SELECT id FROM events.dead_letter")) == 1
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    assert effects(bench)[-2:] == [5, 8]
+    assert outcomes(bench) == {"handled": [1, 3, 4, 5, 6, 7, 8, 9], "discarded": [2]}
+
+
+def test_buried_events_are_redriven_in_the_order_of_their_key_with_one_attempt_each(
+    bench: Workbench,
+) -> None:
+    bench.send(9)
+    bench.publish()
+    moody = Moody(2, 5, 8)
+    lane = bench.consumer(moody.on_session, retry=Retry.none())
+    run_until_idle(lane)
+    assert outcomes(bench)["dead"] == [2, 5, 8]
+    moody.bad = {5}
+    moody.seen.clear()
+    redrive = operation(bench, "redrive")
+    redrive.move(bench.rows("SELECT id FROM events.dead_letter ORDER BY id"))
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    assert effects(bench)[-2:] == [2, 8]
+    assert outcomes(bench)["dead"] == [5]
+    assert redrive.tally() == (0, 1)

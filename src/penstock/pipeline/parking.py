@@ -40,15 +40,20 @@ class Parking:
         self.has_any = False
         """Whether live events may have to wait behind parked ones."""
         self._suspects_left = 0
+        self._is_new = True
         self._look_at = 0.0
         self._soon_until = 0.0
 
     def begin(self, *, suspects: int) -> None:
-        """A lease begins. So many events may have ended the process of its last holder."""
+        """A lease begins. So many events may have ended the process of its last holder.
+
+        Nothing is asked here: whatever fails after a lease is taken must find it in a lane's
+        hands. Until somebody has looked, there may be anything.
+        """
         self._suspects_left = suspects
-        if self._options.order == "none":
-            self._parked.let_overtake(self.control(), self._consumer)
-        self._look()
+        self._is_new = True
+        self.has_any = True
+        self._look_at = 0.0
 
     @property
     def blocks_stream(self) -> bool:
@@ -70,8 +75,8 @@ class Parking:
         """Batches of what may be tried now, in order; those that failed before, one by one."""
         if self.due_seconds > 0:
             return []
-        if not self.has_any:
-            self._look()
+        if self._is_new or not self.has_any:
+            self._look_first()
         if not self.has_any:
             return []
         rows = self._parked.due(
@@ -88,6 +93,12 @@ class Parking:
             return []
         self._soon_until = time.monotonic() + SOON_SECONDS
         return self._batches(rows)
+
+    def _look_first(self) -> None:
+        if self._is_new and self._options.order == "none":
+            self._parked.let_overtake(self.control(), self._consumer)
+        self._look()
+        self._is_new = False
 
     def _look(self) -> None:
         self.has_any, due_seconds = self._parked.look(
