@@ -54,7 +54,7 @@ class Drill:
         cursor.execute("INSERT INTO effect VALUES (%s)", (event.position,))
 
     def chunk(self) -> float:
-        """Half a chunk more waits, half a chunk is handled; a batch's milliseconds, in the middle."""
+        """Half a chunk more waits, half a chunk is handled; the milliseconds of a usual batch."""
         self._bench.connection.execute(SEND, (CHUNK,))
         self._bench.publish()
         times: list[float] = []

@@ -72,9 +72,10 @@ class Run:
 class Drill:
     """Sends events at a pace, makes keys fail, kills workers, and looks at what came out."""
 
-    def __init__(self, keys: int, each: int, chance: random.Random) -> None:
+    def __init__(self, keys: int, each: int, kills: int, chance: random.Random) -> None:
         self._keys = [f"k{n}" for n in range(keys)]
         self._each = each
+        self._kills = kills
         self._chance = chance
 
     def run(self, database_url: str, redis_url: str, folder: Path, *, with_failures: bool) -> Run:
@@ -137,11 +138,11 @@ class Drill:
     def _killing(self, connection: psycopg.Connection) -> Iterator[None]:
         """Meanwhile workers are killed, evenly over the run."""
         done = threading.Event()
-        seconds = len(self._keys) * self._each / EVENTS_PER_SECOND / (KILLS + 1)
+        seconds = len(self._keys) * self._each / EVENTS_PER_SECOND / (self._kills + 1)
         with psycopg.connect(connection.info.dsn, autocommit=True) as own:
 
             def kill() -> None:
-                for _ in range(KILLS):
+                for _ in range(self._kills):
                     if done.wait(seconds):
                         return
                     for pid in self._workers(own)[:1]:
@@ -205,9 +206,10 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--each", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))  # noqa: S311
     arguments = parser.parse_args()
-    drill = Drill(arguments.keys, arguments.each, random.Random(arguments.seed))  # noqa: S311
+    drill = Drill(arguments.keys, arguments.each, arguments.kills, random.Random(arguments.seed))  # noqa: S311
     say(f"seed {arguments.seed}, {arguments.keys} keys of {arguments.each} events")
     ratios: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as name, running_servers(Path(name)) as servers:

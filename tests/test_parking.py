@@ -15,6 +15,7 @@ from penstock.app import Pipeline
 from penstock.core.events import Event
 from penstock.core.retry import Retry
 from penstock.errors import ContractError, FatalError, RetryableError
+from penstock.pipeline import parking
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
 from penstock.stores.operations import Kind, Operation
@@ -341,10 +342,10 @@ def test_a_parked_event_that_an_operator_took_away_is_not_handled(bench: Workben
     moody.bad.clear()
     moody.seen.clear()
     # Read as due, then discarded before its transaction begins.
-    parking, batches = lane._parking, lane._parked
+    due, batches = lane._parking.due, lane._parked
 
     def is_due() -> bool:
-        batches.extend(parking.due())
+        batches.extend(due())
         return bool(batches)
 
     wait_until(is_due, what="it is due")
@@ -377,10 +378,10 @@ def test_a_lease_is_in_good_hands_when_the_first_look_fails(
     look = Parked.look
     broken = [True]
 
-    def look_once_in_vain(self: Parked, *arguments: Any) -> Any:
+    def look_once_in_vain(self: Parked, *arguments: Any, **options: Any) -> Any:
         if broken.pop() if broken else False:
             raise psycopg.OperationalError
-        return look(self, *arguments)
+        return look(self, *arguments, **options)
 
     monkeypatch.setattr(Parked, "look", look_once_in_vain)
     handled: list[int] = []
@@ -471,3 +472,24 @@ def test_buried_events_are_redriven_in_the_order_of_their_key_with_one_attempt_e
     assert effects(bench)[-2:] == [2, 8]
     assert outcomes(bench)["dead"] == [5]
     assert redrive.tally() == (0, 1)
+
+
+def test_a_lane_with_more_parked_keys_than_it_remembers_asks_with_every_batch(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "KEYS_MAX", 0)
+    bench.send(3)
+    bench.publish()
+    moody = Moody(1, 2)
+    lane = bench.consumer(moody.on_session, retry=LATER)
+    run_until_idle(lane)
+    bench.send(3)
+    bench.publish()
+    look_now(lane)
+    run_until_idle(lane)
+    assert outcomes(bench) == {"handled": [3, 6], "parked": [1, 2, 4, 5]}
+    moody.bad.clear()
+    bench.connection.execute("UPDATE events.parked_event SET next_attempt_at = clock_timestamp()")
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    assert [n for n in effects(bench) if n != 3] in ([1, 1, 2, 2], [1, 2, 1, 2])

@@ -16,7 +16,6 @@ from penstock.core.options import ConsumerOptions
 from penstock.errors import HandlerTimeout, LeaseLost, ServerUnavailable
 from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.ledger import Ledger
-from penstock.pipeline.parking import Parking
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.stores.inbox import Claim
@@ -51,7 +50,6 @@ class ExactlyOnce:
         *,
         calls: Calls,
         ledger: Ledger,
-        parking: Parking,
         worker: WorkerConnection,
         seams: ConsumerSeams,
     ) -> None:
@@ -59,7 +57,6 @@ class ExactlyOnce:
         self._options = options
         self._plan = plan
         self._ledger = ledger
-        self._parking = parking
         self._worker = worker
         self._seams = seams
         self._calls = calls
@@ -82,16 +79,17 @@ class ExactlyOnce:
     def _may_claim_ahead(self, batch: Batch, lease: Lease) -> bool:
         """Whether to call the handler while the server still writes the deduplication rows.
 
-        Where only this lane has ever been, nothing beyond its checkpoint is settled, and where
-        nothing is parked, nothing has to wait. A handler that awaits, or whose time is limited,
-        gains nothing or would be charged for the claim. One that wants its events singly has
-        effects outside of the database, as a rule, and is never called for a settled one.
+        Not where something may be settled, or has to wait behind a parked event. A handler that
+        awaits, or whose time is limited, gains nothing or would be charged for the claim. One that
+        wants its events singly has effects outside of the database, as a rule, and is never called
+        for a settled one.
         """
         is_first_try = not (batch.is_careful or batch.is_suspect or batch.is_parked)
         is_plain = not self._plan.is_async and self._options.timeout_seconds is None
         is_in_batches = self._options.batch_size > 1
-        is_new = batch.first > lease.settled_to and not self._parking.has_any
-        return is_first_try and is_plain and is_in_batches and is_new
+        if not (is_first_try and is_plain and is_in_batches):
+            return False
+        return self._ledger.is_all_new(batch, lease)
 
     def _run(self, batch: Batch, lease: Lease, *, ahead: bool) -> Settled:
         self._claim = None

@@ -97,12 +97,12 @@ class Judgement:
         match verdict:
             case RetryAfter(delay_seconds):
                 self._aside.park(batch, lease, Setback(batch.attempt, letter.error, delay_seconds))
-                self._parking.note(delay_seconds)
+                self._parking.note(entry, delay_seconds)
                 emit(signals.EventParked(*event, batch.attempt, delay_seconds))
             case Hold(reason):
                 setback = Setback(batch.attempt, letter.error, None)
                 self._aside.hold(batch, lease, setback, replace(letter, reason=reason))
-                self._parking.note(None)
+                self._parking.note(entry, None)
                 emit(signals.KeyHeld(*event, letter.error))
             case Bury(reason):
                 self._aside.bury(batch, lease, replace(letter, reason=reason))

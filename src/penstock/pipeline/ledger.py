@@ -5,7 +5,7 @@ The guarantees differ in when the handler is called: in between, before, or afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.core.isolation import Batch
 from penstock.core.lanes import key_hash
@@ -66,7 +66,8 @@ class Ledger:
         if batch.is_parked:
             claim = self.parked.claim(self._worker, self._consumer, lease, batch)
         else:
-            outcomes = [self._outcome(entry, called) for entry in batch.entries]
+            waiting = self._waiting(batch) if called is None else _others(batch, called)
+            outcomes = [self._outcome(entry, waiting or ()) for entry in batch.entries]
             claim = self.inbox.claim(
                 self._worker,
                 self._consumer,
@@ -74,15 +75,25 @@ class Ledger:
                 batch,
                 outcomes,
                 ahead=ahead,
-                key_hashes=self._watched(batch) if called is None else None,
+                key_hashes=_key_hashes(batch.entries) if waiting is None else None,
             )
         emit(signals.BatchClaimed(self._consumer, len(batch.entries), len(claim.fresh)))
         return claim
 
-    def _outcome(self, entry: Entry, called: frozenset[int] | None) -> str:
+    def _outcome(self, entry: Entry, waiting: Collection[int]) -> str:
         if not self.is_mine(entry):
             return "skipped"
-        return "handled" if called is None or entry.position in called else "parked"
+        return "parked" if entry.position in waiting else "handled"
+
+    def _waiting(self, batch: Batch) -> frozenset[int] | None:
+        return self._parking.waiting(batch.entries)
+
+    def is_all_new(self, batch: Batch, lease: Lease) -> bool:
+        """Whether it is certain, without a question, that nothing is settled or has to wait.
+
+        Where only this lane has ever been, nothing beyond its checkpoint is settled.
+        """
+        return batch.first > lease.settled_to and self._waiting(batch) == frozenset()
 
     def todo(self, batch: Batch, fresh: frozenset[int]) -> list[Entry]:
         """The entries that the handler has to see: new, and of a type that it names."""
@@ -129,20 +140,16 @@ class Ledger:
         control = self._parking.control
         if batch.is_parked:
             return self.parked.still_there(control(), self._consumer, batch)
-        hashes = self._watched(batch)
-        if hashes is None and batch.first > lease.settled_to:
-            return frozenset(entry.position for entry in batch.entries)
+        waiting = self._waiting(batch)
+        if waiting is not None and batch.first > lease.settled_to:
+            return frozenset(entry.position for entry in batch.entries) - waiting
+        in_order = self._options.order == "key" and self._parking.has_any
+        hashes = _key_hashes(batch.entries) if in_order else None
         return self.inbox.survey(control(), self._consumer, batch, hashes)
 
     def is_mine(self, entry: Entry) -> bool:
         """Whether the handler is called for this event."""
         return self._plan.names(entry) or self._options.on_unknown == "block"
-
-    def _watched(self, batch: Batch) -> list[int] | None:
-        """The keys to compare with the parked ones; None where nothing could be found."""
-        if self._options.order == "key" and self._parking.has_any:
-            return _key_hashes(batch.entries)
-        return None
 
     def _unpark(self, entries: Sequence[Entry], last: int) -> None:
         done = [entry for entry in entries if entry.position <= last]
@@ -175,3 +182,7 @@ class Ledger:
 
 def _key_hashes(entries: Sequence[Entry]) -> list[int]:
     return [key_hash(entry.key, entry.event_uuid) for entry in entries]
+
+
+def _others(batch: Batch, called: frozenset[int]) -> frozenset[int]:
+    return frozenset(entry.position for entry in batch.entries) - called

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
 
 from penstock.core.isolation import Batch
+from penstock.core.lanes import key_hash
 from penstock.core.options import ConsumerOptions
+from penstock.core.wire import Entry
 from penstock.stores.parked import Parked, ParkedRow
 
 # Somebody may redrive at any time. While he does, a lane looks more often.
 LOOK_SECONDS = 1.0
 LOOK_SOON_SECONDS = 0.05
 SOON_SECONDS = 3.0
+# Parked keys that a lane remembers; beyond, it asks with every batch.
+KEYS_MAX = 10_000
 
 
 class Parking:
@@ -39,6 +43,8 @@ class Parking:
         self.control = control
         self.has_any = False
         """Whether live events may have to wait behind parked ones."""
+        self._keys: set[int] | None = set()
+        """Which keys are parked. It may hold some that are not any more; None: nobody knows."""
         self._suspects_left = 0
         self._is_new = True
         self._look_at = 0.0
@@ -53,6 +59,7 @@ class Parking:
         self._suspects_left = suspects
         self._is_new = True
         self.has_any = True
+        self._keys = None
         self._look_at = 0.0
 
     @property
@@ -65,9 +72,26 @@ class Parking:
         """In how many seconds there is something to do, or to look for."""
         return max(0.0, self._look_at - time.monotonic())
 
-    def note(self, delay_seconds: float | None) -> None:
-        """Something was parked; None: it is held."""
+    def waiting(self, entries: Sequence[Entry]) -> frozenset[int] | None:
+        """The positions that have to wait behind a parked event; None: only the books know.
+
+        The lane's owner alone parks, so it knows its parked keys. One that an operator has emptied
+        is taken for parked until the next look; what is parked there meanwhile is due at once.
+        """
+        if self._options.order != "key" or not self.has_any:
+            return frozenset()
+        keys = self._keys
+        if keys is None:
+            return None
+        return frozenset(
+            entry.position for entry in entries if key_hash(entry.key, entry.event_uuid) in keys
+        )
+
+    def note(self, entry: Entry, delay_seconds: float | None) -> None:
+        """A failed event was parked; None: it is held."""
         self.has_any = True
+        if self._keys is not None:
+            self._keys.add(key_hash(entry.key, entry.event_uuid))
         if delay_seconds is not None:
             self._look_at = min(self._look_at, time.monotonic() + delay_seconds)
 
@@ -101,9 +125,15 @@ class Parking:
         self._is_new = False
 
     def _look(self) -> None:
-        self.has_any, due_seconds = self._parked.look(
-            self.control(), self._consumer, self._lane, self._lanes
+        look = self._parked.look(
+            self.control(),
+            self._consumer,
+            lane=self._lane,
+            lanes=self._lanes,
+            keys_max=KEYS_MAX,
         )
+        self.has_any, due_seconds = look.has_any, look.due_seconds
+        self._keys = None if look.keys is None else set(look.keys)
         now = time.monotonic()
         pause_seconds = LOOK_SOON_SECONDS if now < self._soon_until else LOOK_SECONDS
         if due_seconds is not None:

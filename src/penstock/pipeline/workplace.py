@@ -47,7 +47,6 @@ class Workplace:
                     plan,
                     calls=calls,
                     ledger=ledger,
-                    parking=parking,
                     worker=worker,
                     seams=seams,
                 )

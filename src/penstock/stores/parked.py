@@ -32,6 +32,15 @@ class ParkedRow(NamedTuple):
     is_redriven: bool
 
 
+class Look(NamedTuple):
+    """What is parked of a lane, at one moment."""
+
+    has_any: bool
+    keys: frozenset[int] | None
+    """The hashes of the keys; None: they are too many."""
+    due_seconds: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Setback:
     """A failed attempt, and when to try again; None: not before somebody says so."""
@@ -74,14 +83,18 @@ class Parked:
         self._sql = Queries("parked.sql", schema)
 
     def look(
-        self, connection: Connection, consumer: str, lane: int, lanes: int
-    ) -> tuple[bool, float | None]:
-        """Whether a lane has anything parked, and in how many seconds the next is due."""
+        self, connection: Connection, consumer: str, *, lane: int, lanes: int, keys_max: int
+    ) -> Look:
+        """What a lane has parked."""
         row = connection.execute(
-            self._sql["look"], {"consumer": consumer, "lane": lane, "lanes": lanes}
+            self._sql["look"],
+            {"consumer": consumer, "lane": lane, "lanes": lanes, "keys_max": keys_max},
         ).fetchone()
         assert row is not None
-        return row[0], row[1]
+        has_any, keys, due_seconds = row
+        return Look(
+            has_any, None if has_any and keys is None else frozenset(keys or ()), due_seconds
+        )
 
     def due(
         self,

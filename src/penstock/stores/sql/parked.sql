@@ -1,7 +1,8 @@
 -- name: look
--- Whether anything of a lane is parked, and in how many seconds the next one is due. One row for
--- each key is looked at, however many events wait behind it.
-SELECT count(*) > 0, extract(epoch FROM min(next_attempt_at) - clock_timestamp())::float8
+-- Whether anything of a lane is parked, which keys, unless they are too many, and in how many
+-- seconds the next one is due. One row for each key is looked at, however many wait behind it.
+SELECT count(*) > 0, CASE WHEN count(*) <= %(keys_max)s THEN array_agg(key_hash) END,
+       extract(epoch FROM min(next_attempt_at) - clock_timestamp())::float8
   FROM events.parked_event
  WHERE consumer = %(consumer)s AND (next_attempt_at IS NOT NULL OR held)
    AND ((key_hash %% %(lanes)s) + %(lanes)s) %% %(lanes)s = %(lane)s
