@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from penstock.core.events import Event, StreamEvent
+from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
 from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
@@ -344,3 +345,39 @@ def test_a_parked_event_that_was_taken_away_is_not_called(bench: Workbench) -> N
     bench.connection.execute("DELETE FROM events.parked_event")
     run_until_idle(lane)
     assert world.calls == []
+
+
+def test_a_lane_that_completes_and_stops_early_keeps_its_lease(bench: Workbench) -> None:
+    """Between two of its events lie others; the books are at the first of the two."""
+    keys = [key for key in "abcdefgh" if lane_of(key, "", 2) == 0]
+    other = next(key for key in "abcdefgh" if lane_of(key, "", 2) == 1)
+    for n, key in enumerate((keys[0], other, other, keys[1]), start=1):
+        bench.connection.execute(
+            "SELECT events.send('orders', 'placed', jsonb_build_object('n', %s::int), key => %s)",
+            (n, key),
+        )
+    bench.publish()
+
+    def handler(event: Placed, context: Context) -> None:
+        if event.n == 4 and context.attempt == 1:
+            raise ValueError("not today")
+        with context.complete() as session:
+            write(session, event.n)
+
+    lane = bench.consumer(handler, lanes=2, retry=AT_ONCE, **AT_LEAST)
+    drive(lane, lambda: effects(bench) == [1, 4])
+
+
+def test_a_handler_that_quits_inside_complete_leaves_nothing(bench: Workbench) -> None:
+    bench.send(2)
+    bench.publish()
+
+    def handler(event: Placed, context: Context) -> None:
+        with context.complete() as session:
+            write(session, event.n)
+            if event.n == 1:
+                raise SystemExit(1)
+
+    run_until_idle(bench.consumer(handler, retry=Retry.none(), **AT_LEAST))
+    assert effects(bench) == [2]
+    assert outcomes(bench) == {"dead": [1], "handled": [2]}

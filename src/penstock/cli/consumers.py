@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +13,16 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.output import console, duration, error_console, print_json, print_note, table
-from penstock.errors import OperationRefused, UsageError
+from penstock.cli.output import (
+    confirm,
+    console,
+    duration,
+    error_console,
+    print_json,
+    print_note,
+    table,
+)
+from penstock.errors import OperationRefused
 from penstock.ops.consumers import Consumers
 from penstock.ops.seeking import Seeker, SeekPlan, parse_target
 from penstock.ops.status import ConsumerStatus, read_status
@@ -154,7 +161,7 @@ def seek(
             print(f"{full_name} stands there already: {plan.position} comes next.")
             return
         if plan.passed_over:
-            _confirm(_warning(plan), yes=yes)
+            confirm(_warning(plan), yes=yes)
         done = seeker.seek(plan, again=again, by=operator_id(), reason=reason)
     print(
         f"{full_name} handles {plan.position} next; its checkpoint was {done.plan.old_checkpoint}."
@@ -206,7 +213,7 @@ def forget(
     with _consumers(context) as consumers:
         full_name = consumers.find(name)
         rows = consumers.count_leftovers(full_name)
-        _confirm(
+        confirm(
             f"{full_name} and its {rows.settled:,} settled rows, {rows.parked:,} parked events and "
             f"{rows.dead:,} dead letters are deleted for good.",
             yes=yes,
@@ -236,13 +243,3 @@ def _consumers(context: typer.Context) -> Iterator[Consumers]:
     connection: psycopg.Connection[Any]
     with invocation.connect("consumers") as connection:
         yield Consumers(connection, invocation.settings.schema)
-
-
-def _confirm(what: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"{what} Nothing was changed yet; if you mean it, add --yes.")
-    print_note(what)
-    if not typer.confirm("Go on?", err=True):
-        raise OperationRefused("Nothing was changed.")

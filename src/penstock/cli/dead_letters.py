@@ -19,12 +19,11 @@ from penstock.cli.letter_options import (
     References,
     Why,
     Yes,
-    confirm,
     interruptible,
     with_criteria,
 )
 from penstock.cli.letter_output import group_row, letter_row, print_letter, shown_payload
-from penstock.cli.output import console, error_console, print_json, print_note, table
+from penstock.cli.output import confirm, console, error_console, print_json, print_note, table
 from penstock.errors import OperationRefused, UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.dead_letters import (

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import print_note
-from penstock.errors import OperationRefused, UsageError
 from penstock.ops.dead_letters import Request
 from penstock.runtime.stopping import told_of_stop_signals
 
@@ -79,17 +76,6 @@ def with_criteria(command: Callable[..., None], **others: Any) -> Callable[..., 
     then = [parameter for parameter in kept if parameter.kind is parameter.KEYWORD_ONLY]
     run.__signature__ = own.replace(parameters=[*first, *added, *then])  # type: ignore[attr-defined]
     return run
-
-
-def confirm(what: str, *, yes: bool) -> None:
-    """Ask on a terminal whether that is meant. Raises OperationRefused for a no."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"{what} Nothing was changed yet; if you mean it, add --yes.")
-    print_note(what)
-    if not typer.confirm("Go on?", err=True):
-        raise OperationRefused("Nothing was changed.")
 
 
 @contextmanager

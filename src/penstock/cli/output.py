@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from penstock.errors import OperationRefused, UsageError
 
 # Into a file or a pipe nothing is cut off at an imagined right edge.
 PIPE_WIDTH = 240
@@ -29,6 +33,17 @@ def print_error(message: str) -> None:
 def print_note(message: str) -> None:
     """Say on stderr what is going on, so that stdout stays the answer."""
     error_console.print(message)
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask on a terminal whether that is meant. Raises OperationRefused for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what} Nothing was changed yet; if you mean it, add --yes.")
+    print_note(what)
+    if not typer.confirm("Go on?", err=True):
+        raise OperationRefused("Nothing was changed.")
 
 
 def print_json(value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_options import By, Consumer, Json, Why, Yes, confirm
+from penstock.cli.letter_options import By, Consumer, Json, Why, Yes
 from penstock.cli.letter_output import (
     moment,
     one_line,
@@ -17,7 +17,7 @@ from penstock.cli.letter_output import (
     print_facts,
     shown_payload,
 )
-from penstock.cli.output import console, duration, print_json, print_note, table
+from penstock.cli.output import confirm, console, duration, print_json, print_note, table
 from penstock.errors import UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.parked import Released, find_parked

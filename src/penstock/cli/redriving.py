@@ -21,12 +21,19 @@ from penstock.cli.letter_options import (
     References,
     Why,
     Yes,
-    confirm,
     interruptible,
     with_criteria,
 )
 from penstock.cli.letter_output import one_line
-from penstock.cli.output import console, error_console, print_error, print_json, print_note, table
+from penstock.cli.output import (
+    confirm,
+    console,
+    error_console,
+    print_error,
+    print_json,
+    print_note,
+    table,
+)
 from penstock.errors import UsageError
 from penstock.ops.dead_letters import Request, choose, consumers_of
 from penstock.ops.redriving import (

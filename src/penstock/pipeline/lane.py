@@ -16,7 +16,13 @@ from penstock.core.isolation import Batch, isolate, split
 from penstock.core.leases import Lease, former_groups
 from penstock.core.options import Guarantee
 from penstock.core.progress import AGAIN, IDLE, Progress
-from penstock.errors import HandlerTimeout, LeaseLost, PositionMissing, ServerUnavailable
+from penstock.errors import (
+    HandlerQuit,
+    HandlerTimeout,
+    LeaseLost,
+    PositionMissing,
+    ServerUnavailable,
+)
 from penstock.pipeline.attempt import Settled
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
@@ -257,8 +263,8 @@ class Lane:
         if not batch.is_parked:
             self._lease = lease = lease.at(settled.last)
             self._cursor = max(self._cursor, settled.last)
+            self._blocked_at = None
         self._faults_in_a_row = 0
-        self._blocked_at = None
         rest = batch.after(settled.last)
         if rest is not None and settled.failure is not None:
             return self._after_failure(rest, lease, settled.failure)
@@ -271,8 +277,9 @@ class Lane:
         emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
         if batch.is_suspect:
             self._suspects.finish(self._control(), self._name, batch.first)
-        if isinstance(failure.error, HandlerTimeout):
-            # Its handler was interrupted wherever it was, perhaps inside the driver.
+        if isinstance(failure.error, HandlerTimeout | HandlerQuit):
+            # Its handler was interrupted wherever it was, perhaps inside the driver, or has left
+            # its transaction as it was.
             self._worker.close()
             self._open_worker()
         queue = self._queue_of(batch)

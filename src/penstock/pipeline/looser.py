@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,12 @@ class AtLeastOnce:
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
         fresh = self._ledger.survey(batch, lease)
+        if batch.is_parked:
+            # Whatever somebody has taken away is not called, and not settled either.
+            left = tuple(entry for entry in batch.entries if entry.position in fresh)
+            if not left:
+                return Settled(batch.last, 0)
+            batch = replace(batch, entries=left)
         todo = self._ledger.todo(batch, fresh)
         progress = Completion(
             self._consumer,
@@ -71,9 +78,10 @@ class AtLeastOnce:
         if failure is not None:
             failure.is_alone = failure.culprit is not None
         # What came before a failing event is done, and is not done again.
-        if not progress.settle(last) and failure is not None:
+        progress.settle(last)
+        if progress.settled_to == 0 and failure is not None:
             raise failure
-        return Settled(last, handled, failure)
+        return Settled(progress.settled_to, handled, failure)
 
     def _tell_late(self, entry: Entry, failure: HandlerFailed) -> None:
         emit(
@@ -106,19 +114,19 @@ class Completion:
         self._seams = seams
         self._is_open = False
         self._loss: Exception | None = None
-        self._settled_to = 0
+        self.settled_to = 0
+        """How far the books are; 0: as they were."""
 
     def has_completed(self, entry: Entry) -> bool:
         """Whether a handler has completed this event."""
-        return entry.position <= self._settled_to
+        return entry.position <= self.settled_to
 
-    def settle(self, last: int) -> bool:
-        """Settle everything up to `last` that is not settled yet; False: there is nothing."""
+    def settle(self, last: int) -> None:
+        """Settle everything up to `last` that is not settled yet."""
         part = self._part(last)
         if part is not None:
             with undone_on_error(self._worker, self._consumer):
                 self._close(part, self._ledger.open(part, self._lease, called=self._fresh))
-        return self._settled_to > 0
 
     def raise_loss(self) -> None:
         """A lost lease or connection counts even where a handler has swallowed it."""
@@ -201,12 +209,12 @@ class Completion:
 
     def _close(self, part: Batch, claim: Claim) -> None:
         self._ledger.close(part, self._lease, claim, part.last, handled=len(claim.fresh))
-        self._settled_to = part.last
+        self.settled_to = part.last
         if not part.is_parked:
             self._lease = self._lease.at(part.last)
 
     def _part(self, last: int) -> Batch | None:
-        rest = self._batch.after(self._settled_to)
+        rest = self._batch.after(self.settled_to)
         return rest and (rest if last >= rest.last else rest.until(last))
 
 
