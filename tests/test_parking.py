@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -14,12 +14,15 @@ from sqlalchemy.orm import Session
 from penstock.app import Pipeline
 from penstock.core.events import Event
 from penstock.core.retry import Retry
+from penstock.core.wire import decode_body
 from penstock.errors import ContractError, FatalError, RetryableError
 from penstock.pipeline import parking
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
 from penstock.stores.operations import Kind, Operation
 from penstock.stores.parked import Parked
+from penstock.stores.queries import Queries
+from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
@@ -493,3 +496,39 @@ def test_a_lane_with_more_parked_keys_than_it_remembers_asks_with_every_batch(
     look_now(lane)
     drive(lane, lambda: not parked(bench))
     assert [n for n in effects(bench) if n != 3] in ([1, 1, 2, 2], [1, 2, 1, 2])
+
+
+class OpenTransaction:
+    """A worker's transaction, as far as parking needs one."""
+
+    def __init__(self, database_url: str) -> None:
+        self.connection = psycopg.connect(database_url)
+
+    def fetch(self, query: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query.encode(), parameters).fetchall()
+
+
+def test_a_discard_that_passes_the_turn_on_while_another_is_parked_leaves_nobody_stuck(
+    bench: Workbench,
+) -> None:
+    """Neither sees the other's row, and the event in the middle must not be held by either."""
+    bench.send(9)
+    bench.publish()
+    lane = bench.consumer(Moody(2).on_session, on_exhausted="hold", retry=Retry.none())
+    run_until_idle(lane)
+    (body,) = bench.rows("DELETE FROM events.parked_event WHERE position = 8 RETURNING entry")
+    entry = decode_body("orders", 8, body.encode())
+    worker = OpenTransaction(bench.settings.database_url)
+    with psycopg.connect(bench.settings.database_url) as operator, worker.connection:
+        (row,) = operator.execute(
+            "DELETE FROM events.parked_event WHERE position = 2 RETURNING key_hash"
+        ).fetchall()
+        Parked().park(cast("WorkerConnection", worker), "test.consumer", [entry])
+        operator.execute(
+            Queries("redrive.sql")["promote_after"].encode(),
+            {"consumer": "test.consumer", "key_hashes": [row[0]], "positions": [2]},
+        )
+        operator.commit()
+    assert bench.rows(
+        "SELECT next_attempt_at IS NOT NULL FROM events.parked_event ORDER BY position"
+    ) == [True, True]

@@ -86,7 +86,9 @@ SELECT events.promote_parked(%(consumer)s, ARRAY(SELECT key_hash FROM settled),
 -- name: park
 -- A failed event with the time of its next attempt, or events that wait behind one. Those have no
 -- time of their own, as long as there is somebody before them who will pass it on: a row that
--- nobody can remove before this commits. It comes back with how many wait, and behind whom.
+-- nobody can remove before this commits. The first of the key or none: whoever removes the first
+-- passes its turn to the second, which must not be locked here meanwhile. It comes back with how
+-- many wait, and behind whom.
 WITH parked AS MATERIALIZED (
     SELECT e.*, row_number() OVER (PARTITION BY e.key_hash ORDER BY e.position) AS n
       FROM unnest(%(positions)s::bigint[], %(event_uuids)s::uuid[], %(key_hashes)s::bigint[],
@@ -97,8 +99,11 @@ WITH parked AS MATERIALIZED (
               FROM parked GROUP BY key_hash) AS k
       LEFT JOIN LATERAL (
            SELECT p.position, p.depth FROM events.parked_event p
-            WHERE p.consumer = %(consumer)s AND p.key_hash = k.key_hash AND p.position < k.first
-            ORDER BY p.position LIMIT 1 FOR SHARE SKIP LOCKED) AS ahead ON true
+            WHERE p.consumer = %(consumer)s AND p.position = (
+                  SELECT min(q.position) FROM events.parked_event q
+                   WHERE q.consumer = %(consumer)s AND q.key_hash = k.key_hash
+                     AND q.position < k.first)
+              FOR SHARE SKIP LOCKED) AS ahead ON true
       LEFT JOIN LATERAL (
            SELECT p.depth FROM events.parked_event p
             WHERE p.consumer = %(consumer)s AND p.key_hash = k.key_hash

@@ -54,8 +54,8 @@ UPDATE events.processed_event
 RETURNING event_uuid::text
 
 -- name: park
--- The first of a key is due, unless an earlier one is there that nobody can remove before this
--- commits, and that therefore passes the turn on. A due time that is early is harmless, since only
+-- The first of a key is due, unless the first that is there already cannot be removed before this
+-- commits, and therefore passes the turn on. A due time that is early is harmless, since only
 -- the first of a key is tried; a missing one would not be. Where no order is kept all are due.
 -- Depths go on from the event before, or lead up to the one behind.
 WITH ranked AS MATERIALIZED (
@@ -71,9 +71,11 @@ WITH ranked AS MATERIALIZED (
       FROM ranked r
       LEFT JOIN LATERAL (
            SELECT p.position FROM events.parked_event p
-            WHERE r.n = 1 AND p.consumer = %(consumer)s AND p.key_hash = r.key_hash
-              AND p.position < r.position
-            ORDER BY p.position LIMIT 1 FOR SHARE SKIP LOCKED) AS before ON true
+            WHERE p.consumer = %(consumer)s AND p.position = (
+                  SELECT min(q.position) FROM events.parked_event q
+                   WHERE r.n = 1 AND q.consumer = %(consumer)s AND q.key_hash = r.key_hash
+                     AND q.position < r.position)
+              FOR SHARE SKIP LOCKED) AS before ON true
       LEFT JOIN LATERAL (
            SELECT p.depth FROM events.parked_event p
             WHERE r.n = 1 AND p.consumer = %(consumer)s AND p.key_hash = r.key_hash
