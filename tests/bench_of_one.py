@@ -52,7 +52,7 @@ class Workbench:
     def hot_log(self) -> HotLog:
         if self.settings.redis_url is None:
             return NoHotLog(self.announcements)
-        return RedisLog(self.settings.redis_url)
+        return RedisLog(self.settings.redis_url, bytes_max=self.settings.hot_log_bytes_max)
 
     def send(self, count: int = 1, *, stream: str = "orders", event_type: str = "placed") -> None:
         self.connection.execute(
@@ -61,9 +61,12 @@ class Workbench:
             (stream, event_type, count),
         )
 
+    def publisher(self) -> Publisher:
+        return Publisher(self.settings, self._keeper(), self.hot_log())
+
     def publish(self) -> None:
         """Publish until nothing is left."""
-        publisher = Publisher(self.settings, self._keeper(), self.hot_log())
+        publisher = self.publisher()
         try:
             steps = 0
             while self.unpublished():
@@ -72,6 +75,13 @@ class Workbench:
                 assert steps < STEPS_MAX, "the publisher does not come to an end"
         finally:
             publisher.close()
+
+    def head(self, stream: str = "orders") -> int:
+        row = self.connection.execute(
+            "SELECT head FROM events.stream WHERE name = %s", (stream,)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def unpublished(self) -> bool:
         row = self.connection.execute(

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.history import ConsumerHistory, Effect, ParkedRow, Seek, SettledRow
+from penstock.core.history import ConsumerHistory, Effect, HoleRow, ParkedRow, Seek, SettledRow
 from penstock.core.leases import consumer_role
 
 REDRIVEN = """
@@ -63,3 +63,11 @@ def read_consumer(
         seeks=tuple(Seek(*row) for row in seeks),
         redriven=frozenset(uuid for (uuid,) in ask(REDRIVEN)),
     )
+
+
+def read_holes(connection: psycopg.Connection[Any], stream_name: str) -> tuple[HoleRow, ...]:
+    """The positions of a stream that no event will ever have."""
+    rows = connection.execute(
+        "SELECT first, last FROM events.hole WHERE stream_name = %s", (stream_name,)
+    ).fetchall()
+    return tuple(HoleRow(*row) for row in rows)

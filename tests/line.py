@@ -25,9 +25,18 @@ from penstock.stores.identity import new_event_uuid
 from penstock.stores.migrations import migrate
 from penstock.telemetry.failpoints import ENVIRONMENT_NAME
 from tests.databases import name_of, new_database
-from tests.histories import read_consumer
+from tests.histories import read_consumer, read_holes
+from tests.signing import keys_of
 from tests.waiting import SOON_SECONDS, wait_until
-from tests.workload import STREAM, TABLES, Journal, Posted, Sender, build_pipeline
+from tests.workload import (
+    STREAM,
+    TABLES,
+    Journal,
+    Posted,
+    Sender,
+    build_pipeline,
+    read_beliefs,
+)
 
 ROOT = Path(__file__).parent.parent
 CONSUMERS = ("session", "cursor", "coroutine")
@@ -303,6 +312,7 @@ class Line:
                 "SELECT coalesce(max(head), 0) FROM events.stream WHERE name = %s", (STREAM,)
             ).fetchone()
             assert head is not None
+            holes = read_holes(connection, STREAM)
             histories = tuple(_consumer_history(connection, name) for name in consumers)
         tried, _, _ = self._beliefs()
         return History(
@@ -311,6 +321,7 @@ class Line:
             unknown=frozenset(tried - known - refused),
             outbox=tuple(SentRow(*row) for row in rows),
             head=head[0],
+            holes=holes,
             consumers=histories,
         )
 
@@ -318,11 +329,7 @@ class Line:
         return audit(self.history(consumers))
 
     def _beliefs(self) -> tuple[set[str], set[str], set[str]]:
-        beliefs: dict[str, set[str]] = {"T": set(), "K": set(), "R": set()}
-        for line in self._journal_path.read_text().splitlines():
-            what, *uuids = line.split()
-            beliefs[what].update(uuids)
-        return beliefs["T"], beliefs["K"], beliefs["R"]
+        return read_beliefs([self._journal_path])
 
     def wait_until_handled(
         self, consumers: Sequence[str] = CONSUMERS, seconds: float = SOON_SECONDS
@@ -362,22 +369,24 @@ class Line:
 
     def hot_log_faults(self) -> list[str]:
         """How the hot log differs from the outbox, entry by entry; empty: not at all."""
+        keys = keys_of(self.database_url)
         expected = {
-            f"{position}-0": encode_entry(body)
+            f"{position}-0": encode_entry(STREAM, position, body, keys)
             for position, body in self.ask(
                 "SELECT o.position, events.entry(o, s.origin) FROM events.outbox_event o"
                 "  JOIN events.stream s ON s.name = o.stream_name WHERE o.position IS NOT NULL"
+                " UNION ALL SELECT h.last, events.hole_entry(h, s.origin) FROM events.hole h"
+                "  JOIN events.stream s ON s.name = h.stream_name"
             )
         }
         with closing(self.client()) as client:
             found: Any = client.xrange(f"penstock:{{{STREAM}}}:log")
         entries = {entry_id.decode(): fields.get(b"e") for entry_id, fields in found}
         first = min((int(entry_id.split("-")[0]) for entry_id in entries), default=0)
-        head = len(expected)
         faults = [
-            f"{position}-0 is missing"
-            for position in range(first, head + 1)
-            if f"{position}-0" not in entries
+            f"{entry_id} is missing"
+            for entry_id in expected
+            if entry_id not in entries and int(entry_id.split("-")[0]) >= first
         ]
         faults += [
             f"{entry_id} differs from the outbox"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from typing import Any
 
 import psycopg
 
@@ -214,6 +215,48 @@ class LogForged(Provocation):
             client.xadd(LOG_KEY, {"e": "forged"}, id="1000000-0")
 
 
+class LogAltered(LogTrimmed):
+    """Somebody has changed what the consumer reads first."""
+
+    def prepare(self) -> Mapping[str, str]:
+        super().prepare()
+        with closing(self.line.client()) as client:
+            found: Any = client.xrange(LOG_KEY)
+            client.delete(LOG_KEY)
+            for entry_id, fields in found:
+                client.xadd(LOG_KEY, {"e": fields[b"e"] + b" "}, id=entry_id)
+        return {}
+
+    def heal(self) -> None:
+        with closing(self.line.client()) as client:
+            client.delete(LOG_KEY)
+        super().heal()
+
+
+class StandbyPromoted(Provocation):
+    """The stream was numbered on another timeline: positions may be in use that nobody knows."""
+
+    def prepare(self) -> Mapping[str, str]:
+        if self.role != PUBLISHER:
+            wait_until(
+                lambda: bool(self.line.value("SELECT max(published) > 0 FROM events.stream")),
+                what="the publisher has begun",
+            )
+        self.line.ask(
+            "INSERT INTO events.stream (name, origin, timeline)"
+            " SELECT %s, id, '00000000' FROM events.origin"
+            " ON CONFLICT (name) DO UPDATE SET timeline = '00000000'",
+            STREAM,
+        )
+        self.line.send(1)
+        if self.role != PUBLISHER:
+            wait_until(
+                lambda: bool(self.line.value("SELECT EXISTS (SELECT 1 FROM events.hole)")),
+                what="the publisher has left a hole",
+            )
+        return {}
+
+
 class LogForeign(Provocation):
     """The hot log belongs to another database."""
 
@@ -237,6 +280,13 @@ class RedisAway(Provocation):
         self.refusal = self.stack.enter_context(ExitStack())
         self.refusal.enter_context(proxy.refusing())
         return {"PENSTOCK_REDIS_URL": proxy.url(self.line.redis_url)}
+
+
+class RedisAwayForLong(RedisAway):
+    """So much is not in the hot log that somebody should know."""
+
+    def prepare(self) -> Mapping[str, str]:
+        return {**super().prepare(), f"{PREFIX}OUTBOX_BACKLOG_MAX": "1"}
 
 
 class RedisReturns(RedisAway):

@@ -15,8 +15,7 @@ from penstock.core.lanes import LaneView, fair_share, lane_of, lanes_for
 from penstock.pipeline import window as windows
 from penstock.pipeline.reader import TierReader
 from penstock.stores.control_connection import ControlConnection
-from penstock.stores.outbox import Outbox
-from penstock.stores.streams import Streams
+from penstock.stores.warm_tier import OwnWarmTier
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench
 from tests.lanes_at_work import CONSUMER, Counted, Shop, insert
@@ -125,11 +124,10 @@ def test_a_lane_that_is_behind_does_not_wait_for_one_that_is_not(
         bench.send(20)
         bench.publish()
         hot_log = bench.hot_log()
-        readers = [
-            TierReader("test.consumer", "orders", hot_log, Outbox(), Streams()) for _ in range(2)
-        ]
         control = ControlConnection(database_url, "penstock test", statement_seconds=10.0)
-        window = windows.StreamWindow(2, 10, control.get, ahead=readers[0], behind=readers[1])
+        warm_tier = OwnWarmTier(bench.settings, "orders", control.get)
+        readers = [TierReader("test.consumer", "orders", hot_log, warm_tier) for _ in range(2)]
+        window = windows.StreamWindow(2, 10, ahead=readers[0], behind=readers[1])
         ahead = threading.Thread(
             target=lambda: window.read(0, after=20, count=10, wait_seconds=SOON_SECONDS)
         )

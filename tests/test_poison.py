@@ -16,12 +16,12 @@ from penstock.core.events import Event, StreamEvent
 from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
-from penstock.core.wire import encode_entry
 from penstock.stores.redis_log import FIELD
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.failing import heard, outcomes
 from tests.publishing import log_key
+from tests.signing import signed
 
 MEBIBYTE = 1024 * 1024
 ONE_TRY = Retry.none()
@@ -93,7 +93,7 @@ def forge(bench: Workbench) -> None:
     with closing(redis.Redis.from_url(bench.settings.redis_url)) as client:
         client.delete(key)
         for position, body in enumerate(bodies, start=1):
-            raw = changes[position - 1](encode_entry(body))
+            raw = changes[position - 1](signed(bench.settings.database_url, position, body))
             client.xadd(key, {FIELD: raw}, id=f"{position}-0")
 
 

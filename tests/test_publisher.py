@@ -18,7 +18,7 @@ import redis
 
 from penstock.core.leases import Lease, consumer_role
 from penstock.core.settings import Settings
-from penstock.core.wire import decode_entry, encode_entry
+from penstock.core.wire import Entry, decode_body, decode_entry, encode_entry
 from penstock.errors import LeaseLost
 from penstock.pipeline import publisher as publisher_module
 from penstock.stores.announcements import Announcements
@@ -47,6 +47,7 @@ from tests.publishing import (
     told,
     worker,
 )
+from tests.signing import keys_of, signed
 from tests.waiting import SOON_SECONDS, wait_until
 
 
@@ -90,12 +91,16 @@ def assert_published(settings: Settings, count: int, stream_name: str = "orders"
     books = numbered(settings.database_url, stream_name)
     hot = hot_entries(settings.redis_url, stream_name)
     assert [position for position, _ in books] == list(range(1, count + 1))
-    assert hot == [(f"{position}-0", {b"e": encode_entry(body)}) for position, body in books]
+    keys = keys_of(settings.database_url)
+    assert hot == [
+        (f"{position}-0", {b"e": encode_entry(stream_name, position, body, keys)})
+        for position, body in books
+    ]
 
 
 def uuids_in_order(settings: Settings, stream_name: str = "orders") -> list[str]:
     return [
-        decode_entry(stream_name, position, encode_entry(body)).event_uuid
+        decode_body(stream_name, position, body.encode()).event_uuid
         for position, body in numbered(settings.database_url, stream_name)
     ]
 
@@ -138,8 +143,9 @@ def test_the_hot_log_holds_the_outboxs_very_bytes(settings: Settings) -> None:
     ((_, fields),) = hot_entries(settings.redis_url, "orders")
     with psycopg.connect(settings.database_url) as opened:
         ((position, body),) = Outbox().read(opened, "orders", 0, 10)
-    assert fields == {b"e": encode_entry(body)}
-    entry = decode_entry("orders", position, fields[b"e"])
+    assert fields == {b"e": signed(settings.database_url, position, body)}
+    entry = decode_entry("orders", position, fields[b"e"], keys_of(settings.database_url))
+    assert isinstance(entry, Entry)
     assert (entry.key, entry.plain_payload()) == ("a\nb", json.loads(json.dumps(awkward)))
 
 
@@ -464,7 +470,7 @@ def test_what_a_predecessor_appends_at_the_last_moment_does_not_look_like_a_log_
                 origin=held.origin,
                 term=held.lease.term,
                 first=rows[0][0],
-                entries=[encode_entry(body) for _, body in rows],
+                entries=[signed(settings.database_url, *row) for row in rows],
             )
             monkeypatch.setattr(RedisLog, "open", open_for_real)
             return open_for_real(log, stream_name, **arguments)
@@ -675,29 +681,6 @@ def test_an_idle_publisher_notices_a_foreign_entry(settings: Settings, client: A
         client.xadd(log_key("orders"), {"e": "not ours"})
         publisher.publish_all()
     assert_published(settings, 3)
-
-
-def test_a_log_that_is_truly_ahead_stops_its_stream_and_no_other(
-    settings: Settings, client: Any, connection: psycopg.Connection[Any]
-) -> None:
-    """As after the promotion of a standby that had not received the last commits."""
-    with worker(settings) as publisher:
-        send(settings.database_url, "orders", 10)
-        publisher.publish_all()
-    connection.execute("DELETE FROM events.outbox_event WHERE position > 6")
-    connection.execute("UPDATE events.stream SET head = 6, published = 6")
-    send(settings.database_url, "orders", 2)
-    send(settings.database_url, "others", 2)
-    with worker(settings) as publisher, told(signals.StreamRefused) as refused:
-        for _ in range(3):
-            publisher.publish_all()
-        assert [signal.stream_name for signal in refused] == ["orders"]
-        assert "ends at 10" in refused[0].reason
-        assert positions(settings) == list(range(1, 7))
-        assert_published(settings, 2, "others")
-        client.delete(log_key("orders"))
-        publisher.publish_all()
-    assert positions(settings) == list(range(1, 9))
 
 
 def test_another_databases_log_is_left_alone(settings: Settings, client: Any) -> None:

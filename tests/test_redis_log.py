@@ -27,6 +27,7 @@ from tests.publishing import hot_ids, ids, log_key
 from tests.waiting import SOON_SECONDS, wait_until
 
 HERE = "11111111-1111-1111-1111-111111111111"
+DATABASE = "7001/5/00000001"
 ELSEWHERE = "22222222-2222-2222-2222-222222222222"
 LOG_NAME = "penstock-test-log"
 MEBIBYTE = 1024 * 1024
@@ -53,7 +54,7 @@ def append(log: RedisLog, first: int, last: int, *, term: int = 1, origin: str =
 
 
 def open_log(log: RedisLog, *, term: int = 1, base: int = 0, origin: str = HERE) -> int | None:
-    return log.open("orders", origin=origin, term=term, base=base)
+    return log.open("orders", origin=origin, incarnation=DATABASE, term=term, base=base)
 
 
 def read_all(log: RedisLog, after: int = 0) -> list[tuple[int, bytes]]:
@@ -192,7 +193,7 @@ def test_a_key_that_is_something_else_concerns_one_stream_only(log: RedisLog, cl
     client.set(log_key("orders"), "mine")
     with pytest.raises(HotLogUnusable, match="orders"):
         open_log(log)
-    assert log.open("other", origin=HERE, term=1, base=0) is None
+    assert log.open("other", origin=HERE, incarnation=DATABASE, term=1, base=0) is None
 
 
 # ── reading ────────────────────────────────────────────────────────────────────────────────────

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.wire import decode_body, decode_entry, encode_entry
+from penstock.core.mac import MacKeys
+from penstock.core.wire import Entry, decode_body, decode_entry, encode_entry
 from penstock.errors import ContractError, MalformedEntry
+
+KEYS = MacKeys.parse("first:" + "00" * 32)
 
 BODY = "\n".join(
     [
@@ -31,7 +34,8 @@ BODY = "\n".join(
 
 
 def test_an_entry_comes_back_as_it_was_written() -> None:
-    entry = decode_entry("orders", 7, encode_entry(BODY))
+    entry = decode_entry("orders", 7, encode_entry("orders", 7, BODY, KEYS), KEYS)
+    assert isinstance(entry, Entry)
     event = entry.as_stream_event(entry.plain_payload())
     assert event.stream_name == "orders"
     assert event.position == 7
@@ -50,9 +54,10 @@ def test_an_entry_comes_back_as_it_was_written() -> None:
 
 @given(st.binary())
 def test_any_other_bytes_are_refused_as_malformed(raw: bytes) -> None:
-    for damaged in (raw, b"1 - -\n" + raw, b"2" + encode_entry(BODY)[1:]):
+    whole = encode_entry("orders", 1, BODY, KEYS)
+    for damaged in (raw, b"1 - -\n" + raw, b"2" + whole[1:], whole + raw + b" "):
         with pytest.raises(MalformedEntry):
-            decode_entry("orders", 1, damaged)
+            decode_entry("orders", 1, damaged, KEYS)
 
 
 @given(st.integers(min_value=0, max_value=11), st.binary(max_size=20))

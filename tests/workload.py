@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,16 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def read_beliefs(journals: Iterable[Path]) -> tuple[set[str], set[str], set[str]]:
+    """The events that were tried, known to be committed, and rolled back."""
+    beliefs: dict[str, set[str]] = {"T": set(), "K": set(), "R": set()}
+    for journal in journals:
+        for line in journal.read_text().splitlines():
+            what, *uuids = line.split()
+            beliefs[what].update(uuids)
+    return beliefs["T"], beliefs["K"], beliefs["R"]
 
 
 class Sender:

@@ -138,8 +138,8 @@ class StreamForeign(ServerUnsuitable):
     """The hot log of a stream is written by another database."""
 
 
-class HotLogAhead(ServerUnsuitable):
-    """The hot log holds positions that PostgreSQL has never given out."""
+class TimelineChanged(PenstockError):
+    """A standby took over: positions may be in use that it does not know, so none is given out."""
 
 
 class PositionMissing(PenstockError):
@@ -148,6 +148,14 @@ class PositionMissing(PenstockError):
 
 class MalformedEntry(PenstockError):
     """Bytes from a log are not an entry of this format; the reader asks the next tier."""
+
+
+class EntryForged(MalformedEntry):
+    """An entry was not signed for its place: somebody else wrote, altered or moved it."""
+
+
+class MacKeyUnknown(MalformedEntry):
+    """An entry is signed with a key that the reader does not have, or not yet."""
 
 
 class EmbeddedServersUnavailable(PenstockError):

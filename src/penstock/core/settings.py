@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.mac import MacKeys
 from penstock.core.outgoing import is_stream_name
 from penstock.core.require import require
 
@@ -30,6 +31,10 @@ class Settings:
     payload_bytes_max: int = MEBIBYTE
     metadata_bytes_max: int = 64 * 1024
     hot_log_length_max: int = 1_000_000
+    hot_log_bytes_max: int = 256 * MEBIBYTE
+    mac_key: str | None = None
+    brownout: bool = True
+    outbox_backlog_max: int = 100_000
     shutdown_seconds: float = 30.0
     heartbeat_timeout_seconds: float = 30.0
     crashes_max: int = 5
@@ -67,6 +72,12 @@ class Settings:
             self.hot_log_length_max >= self.publish_batch_size,
             "hot_log_length_max must hold at least one batch (publish_batch_size)",
         )
+        require(
+            self.hot_log_bytes_max >= MEBIBYTE, "hot_log_bytes_max must be at least 1048576 (1 MiB)"
+        )
+        if self.mac_key is not None:
+            MacKeys.parse(self.mac_key)
+        require(self.outbox_backlog_max >= 1, "outbox_backlog_max must be at least 1")
         require(self.shutdown_seconds > 0, "shutdown_seconds must be positive")
         require(self.heartbeat_timeout_seconds > 0, "heartbeat_timeout_seconds must be positive")
         require(self.crashes_max >= 1, "crashes_max must be at least 1")

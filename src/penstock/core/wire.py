@@ -1,8 +1,8 @@
 """The bytes of an entry: the same on every tier.
 
 An entry on the hot log is one Redis field. Its first line belongs to the transport: format
-version, id of the MAC key, MAC (`-` where there is none). What follows is the body, one field a
-line, printed by PostgreSQL (`events.entry`); the payload comes last and is never touched.
+version, id of the MAC key, MAC. What follows is the body, one field a line, printed by PostgreSQL
+(`events.entry`, `events.hole_entry`); the payload comes last and is never touched.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from uuid import UUID
 import orjson
 
 from penstock.core.events import StreamEvent
-from penstock.errors import ContractError, MalformedEntry
+from penstock.core.mac import MacKeys
+from penstock.errors import ContractError, EntryForged, MalformedEntry
 
 FORMAT_VERSION = b"1"
-UNSIGNED_HEADER = FORMAT_VERSION + b" - -\n"
 KIND_EVENT = b"event"
-_HEADER_START = FORMAT_VERSION + b" "
+KIND_HOLE = b"hole"
 _BODY_FIELDS = 12
+_HOLE_FIELDS = 4
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -87,9 +88,24 @@ class Entry(NamedTuple):
             ) from None
 
 
-def encode_entry(body: str) -> bytes:
-    """A body from PostgreSQL as it goes onto the hot log."""
-    return UNSIGNED_HEADER + body.encode()
+class Hole(NamedTuple):
+    """Positions that no event will ever have. Its place in the stream is its last one."""
+
+    stream_name: str
+    first: int
+    last: int
+    origin: str
+
+
+def is_hole(body: str) -> bool:
+    """Whether a body from PostgreSQL is a hole's."""
+    return body.startswith("hole\n")
+
+
+def encode_entry(stream_name: str, position: int, body: str, keys: MacKeys) -> bytes:
+    """A body from PostgreSQL as it goes onto the hot log, signed for its place."""
+    raw = body.encode()
+    return b"%b %b\n%b" % (FORMAT_VERSION, keys.sign(stream_name, position, raw), raw)
 
 
 def body_of(entry: Entry) -> bytes:
@@ -103,19 +119,37 @@ def body_of(entry: Entry) -> bytes:
     return b"\n".join(parts)
 
 
-def decode_entry(stream_name: str, position: int, raw: bytes) -> Entry:
-    """An entry of the hot log. Raises MalformedEntry for anything else."""
-    if not raw.startswith(_HEADER_START):
+def decode_entry(stream_name: str, position: int, raw: bytes, keys: MacKeys) -> Entry | Hole:
+    """An entry of the hot log. Raises MalformedEntry for anything else, EntryForged included."""
+    header, _, body = raw.partition(b"\n")
+    parts = header.split(b" ")
+    if len(parts) != 3 or parts[0] != FORMAT_VERSION:
         raise MalformedEntry(f"{stream_name}/{position}: unknown entry format {raw[:20]!r}")
-    if b"\0" in raw or not (raw.isascii() or _is_text(raw)):
-        # PostgreSQL never printed this, and could not keep it either.
-        raise MalformedEntry(f"{stream_name}/{position}: not text")
-    return _decode(stream_name, position, raw.split(b"\n", _BODY_FIELDS)[1:])
+    if not keys.is_signed(stream_name, position, body, key_id=parts[1], mac=parts[2]):
+        raise EntryForged(f"{stream_name}/{position}: not signed for this place")
+    return decode_record(stream_name, position, body)
+
+
+def decode_record(stream_name: str, position: int, body: bytes) -> Entry | Hole:
+    """What stands at a position, from any tier. Raises MalformedEntry."""
+    if body.startswith(KIND_HOLE):
+        return _decode_hole(stream_name, position, body.split(b"\n"))
+    return decode_body(stream_name, position, body)
 
 
 def decode_body(stream_name: str, position: int, body: bytes) -> Entry:
-    """An entry's body, from any tier. Raises MalformedEntry for anything else."""
+    """An event's body, from any tier. Raises MalformedEntry for anything else."""
+    if b"\0" in body or not (body.isascii() or _is_text(body)):
+        # PostgreSQL never printed this, and could not keep it either.
+        raise MalformedEntry(f"{stream_name}/{position}: not text")
     return _decode(stream_name, position, body.split(b"\n", _BODY_FIELDS - 1))
+
+
+def _decode_hole(stream_name: str, position: int, parts: list[bytes]) -> Hole:
+    is_hole = len(parts) == _HOLE_FIELDS and parts[2].isdigit() and parts[3].isdigit()
+    if not is_hole or not 0 < int(parts[2]) <= int(parts[3]) == position:
+        raise MalformedEntry(f"{stream_name}/{position}: not a hole")
+    return Hole(stream_name, int(parts[2]), position, parts[1].decode(errors="replace"))
 
 
 def _decode(stream_name: str, position: int, parts: list[bytes]) -> Entry:

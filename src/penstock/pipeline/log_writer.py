@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.leases import Lease
+from penstock.core.mac import MacKeys
 from penstock.core.settings import Settings
-from penstock.core.wire import decode_entry, encode_entry
-from penstock.errors import HotLogAhead, MalformedEntry
+from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole
+from penstock.errors import MalformedEntry
 from penstock.pipeline.leasing import Connection
 from penstock.stores.hot_log import HotLog, HotLogClosed, HotLogGap
+from penstock.stores.mac_keys import keys_for
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
 REFILL_BATCHES_MAX = 4
-TAIL_ENTRIES_MAX = 10
 Rows = Sequence[tuple[int, str]]
 
 
@@ -57,32 +58,42 @@ class Publication:
 
 
 class LogWriter:
-    """Appends numbered events, fills what a server lost, and refuses what it cannot explain."""
+    """Appends numbered events, fills what a server lost, and replaces what it cannot explain."""
 
     def __init__(
-        self, settings: Settings, connection: Connection, hot_log: HotLog, outbox: Outbox
+        self,
+        settings: Settings,
+        connection: Connection,
+        hot_log: HotLog,
+        outbox: Outbox,
+        streams: Streams,
     ) -> None:
+        self._settings = settings
         self._connection = connection
         self._hot_log = hot_log
         self._outbox = outbox
-        self._streams = Streams(settings.schema)
+        self._streams = streams
         self._batch_size = settings.publish_batch_size
-        self._length_max = settings.hot_log_length_max
+        self._keys: MacKeys | None = None
+
+    def renew_keys(self) -> None:
+        """A key that was added meanwhile signs from here on."""
+        self._keys = keys_for(self._settings, self._connection)
 
     def follow(self, publication: Publication, rows: Rows) -> int:
         """Bring the log up to the head, in bounded time. Returns how many entries it refilled.
 
-        `rows` are events that were numbered just now. Raises StreamForeign, HotLogAhead,
-        LeaseLost, and what servers raise; the log has to be opened again after any of these.
+        `rows` are events that were numbered just now. Raises StreamForeign, LeaseLost, and what
+        servers raise; the log has to be opened again after any of these.
         """
         last, publication.last = publication.last, None
         if last is not None and not rows and publication.is_unchecked:
             last = self._checked(publication, last)
-        if last is None:
-            last = self._open(publication)
         try:
+            if last is None:
+                last = self._open(publication)
             if rows and rows[0][0] == last + 1:
-                publication.last = self._append(publication, rows)
+                publication.last = self._append(publication, last, rows)
                 return 0
             return self._refill(publication, last)
         except (HotLogClosed, HotLogGap):
@@ -93,43 +104,74 @@ class LogWriter:
     def _checked(self, publication: Publication, last: int) -> int | None:
         """The last position if the log agrees; None where it has to be opened again."""
         publication.is_unchecked = False
-        return last if self._hot_log.last(publication.stream_name) == last else None
+        found = self._hot_log.last(publication.stream_name, term=publication.lease.term)
+        return last if found == last else None
 
     def _open(self, publication: Publication) -> int:
         """Fence the log for our term and compare it with the books. Returns where to go on."""
         name, term = publication.stream_name, publication.lease.term
-        base = self._streams.refill_base(self._connection, name, self._length_max)
-        last = self._hot_log.open(name, origin=publication.origin, term=term, base=base)
+        if self._keys is None:
+            self.renew_keys()
+        base = self._streams.refill_base(self._connection, name, self._settings.hot_log_length_max)
+        incarnation = self._streams.incarnation(self._connection)
+        last = self._hot_log.open(
+            name, origin=publication.origin, incarnation=incarnation, term=term, base=base
+        )
         emit(signals.HotLogOpened(name, term, base))
         # Only now: until the log was fenced, a predecessor could still number and append.
         state = self._streams.read(self._connection, name)
         publication.head, publication.published = state.head, state.published
         publication.is_unchecked = False
         if last is not None and last > state.head:
-            self._refuse_if_ours(publication, last)
-            self._restart(publication, base, f"its last id, {last}-0, is no event of this database")
+            self._replace(publication, base, last)
             return base
         if (last or 0) < state.published:
             emit(signals.HotLogLost(name, last or 0, state.published))
         return base if last is None else last
 
-    def _refuse_if_ours(self, publication: Publication, last: int) -> None:
-        """Raise HotLogAhead if the tail is an entry that this database made and has forgotten."""
-        tail = self._hot_log.read(
-            publication.stream_name, after=last - 1, count=TAIL_ENTRIES_MAX, wait_seconds=0.0
+    def _replace(self, publication: Publication, base: int, last: int) -> None:
+        """Begin a log anew that is ahead of PostgreSQL."""
+        reached = self._last_signed(publication)
+        if reached is None:
+            reason = f"its last id, {last}-0, is no event of this database"
+        else:
+            reason = f"it reaches {reached}, and PostgreSQL has given out {publication.head} only"
+            self.step_over(
+                publication, reached, f"the hot log reached {reached}: PostgreSQL lost commits"
+            )
+        self._restart(publication, base, reason)
+
+    def _last_signed(self, publication: Publication) -> int | None:
+        """The last entry behind the head that this database made and has forgotten."""
+        assert self._keys is not None
+        name, reached, after = publication.stream_name, None, publication.head
+        while page := self._hot_log.read(
+            name, after=after, count=self._batch_size, wait_seconds=0.0
+        ):
+            after = page[-1][0]
+            signed = [
+                position for position, raw in page if self._is_ours(publication, position, raw)
+            ]
+            if not signed:
+                break
+            reached = signed[-1]
+        return reached
+
+    def _is_ours(self, publication: Publication, position: int, raw: bytes) -> bool:
+        assert self._keys is not None
+        try:
+            record = decode_entry(publication.stream_name, position, raw, self._keys)
+        except MalformedEntry:
+            return False
+        return record.origin == publication.origin
+
+    def step_over(self, publication: Publication, reached: int, reason: str) -> None:
+        """Leave a hole where positions may be in use that PostgreSQL does not know."""
+        first, last = self._streams.step_over(
+            self._connection, publication.lease, reached=reached, reason=reason
         )
-        for position, raw in tail:
-            try:
-                entry = decode_entry(publication.stream_name, position, raw)
-            except MalformedEntry:
-                continue
-            if entry.origin == publication.origin:
-                raise HotLogAhead(
-                    f"The hot log of {publication.stream_name} ends at {last}, but PostgreSQL has "
-                    f"given out positions up to {publication.head} only: it lost commits, or was "
-                    "restored from a backup. This stream is not published, so that no position "
-                    "is given to a second event; new events wait in the outbox."
-                )
+        publication.head = last
+        emit(signals.PositionsSkipped(publication.stream_name, first, last, reason))
 
     def _restart(self, publication: Publication, base: int, reason: str) -> None:
         self._hot_log.restart(
@@ -149,25 +191,28 @@ class LogWriter:
             rows = _contiguous(
                 self._outbox.read(self._connection, publication.stream_name, last, self._batch_size)
             )
-            if not rows or rows[0][0] != last + 1:
-                base = rows[0][0] - 1 if rows else publication.head
+            first = _first_position(publication.stream_name, rows)
+            if first is None or first > last + 1:
+                base = publication.head if first is None else first - 1
                 self._restart(publication, base, f"the outbox no longer holds position {last + 1}")
                 last = base
                 continue
-            last = self._append(publication, rows)
+            last = self._append(publication, last, rows)
             refilled += len(rows)
         publication.last = last
         return refilled
 
-    def _append(self, publication: Publication, rows: Rows) -> int | None:
-        """Append. Returns the last position; None where the log is ahead of us."""
-        name = publication.stream_name
+    def _append(self, publication: Publication, last: int, rows: Rows) -> int | None:
+        """Append events, or one hole. Returns the last position; None where the log is ahead."""
+        assert self._keys is not None
+        name, (position, body) = publication.stream_name, rows[0]
         last = self._hot_log.append(
             name,
             origin=publication.origin,
             term=publication.lease.term,
-            first=rows[0][0],
-            entries=[encode_entry(body) for _, body in rows],
+            first=last + 1,
+            hole_last=position if is_hole(body) else None,
+            entries=[encode_entry(name, place, text, self._keys) for place, text in rows],
         )
         if last > publication.head:
             return None
@@ -185,8 +230,19 @@ class LogWriter:
 
 
 def _contiguous(rows: Rows) -> Rows:
-    """The rows up to the first missing position: entries are appended by counting."""
-    for index, (position, _) in enumerate(rows):
+    """The rows up to the first missing position or hole: entries are appended by counting."""
+    for index, (position, body) in enumerate(rows):
+        if is_hole(body):
+            return rows[: max(index, 1)]
         if position != rows[0][0] + index:
             return rows[:index]
     return rows
+
+
+def _first_position(stream_name: str, rows: Rows) -> int | None:
+    """The position with which the rows begin; a hole stands at its last."""
+    if not rows:
+        return None
+    position, body = rows[0]
+    record = decode_record(stream_name, position, body.encode()) if is_hole(body) else None
+    return record.first if isinstance(record, Hole) else position

@@ -13,12 +13,13 @@ from penstock.core.leases import PUBLISHER, Lease
 from penstock.core.progress import IDLE, Progress
 from penstock.core.settings import Settings
 from penstock.errors import (
-    HotLogAhead,
     LeaseLost,
     ServerUnavailable,
     ServerUnsuitable,
     StreamForeign,
+    TimelineChanged,
 )
+from penstock.pipeline.backlog import BacklogAlarm
 from penstock.pipeline.leasing import Leases
 from penstock.pipeline.log_writer import LogWriter, Publication, Rows
 from penstock.stores.hot_log import HotLog, HotLogUnusable
@@ -35,7 +36,7 @@ from penstock.telemetry.bus import emit
 # New streams, free leases, rows below the floor and a hot log that lost its tail while nobody
 # sent anything are all found within this time.
 SWEEP_SECONDS = 1.0
-REFUSED_RETRY_SECONDS = 5.0
+REFUSED_RETRY_SECONDS = 1.0
 # How often to look for work where notifications are not used, or not heard.
 POLL_MODE_SECONDS = 0.05
 # How long to leave an undecided sender alone before trying again to fall asleep.
@@ -78,6 +79,7 @@ class Publisher:
         self._streams = Streams(settings.schema)
         self._lease_table = LeaseTable(settings.schema)
         self._redis = Outage("publisher", "Redis")
+        self._backlog = BacklogAlarm(settings.outbox_backlog_max)
         self._publications: dict[str, Publication] = {}
         self._registered: set[str] = set()
         self._next_sweep_at = 0.0
@@ -95,7 +97,7 @@ class Publisher:
             raise
         # Poolers in transaction mode lose prepared statements.
         self._connection.prepare_threshold = None
-        self._writer = LogWriter(settings, self._connection, hot_log, self._outbox)
+        self._writer = LogWriter(settings, self._connection, hot_log, self._outbox, self._streams)
 
     def step(self) -> Progress:
         """Publish at most one batch of every leased stream."""
@@ -205,6 +207,8 @@ class Publisher:
     def _sweep(self) -> None:
         """Look at everything that no notification tells. New streams need new locks."""
         self._let_go()
+        if self._hot_log.keeps_entries:
+            self._writer.renew_keys()
         waiting = set(self._outbox.unnumbered_streams(self._connection))
         for stream_name in waiting - self._registered:
             self._streams.register(self._connection, stream_name)
@@ -225,6 +229,8 @@ class Publisher:
         for publication in self._publications.values():
             publication.is_unchecked = True
             publication.needs_sweep = publication.stream_name in waiting
+            if self._redis.is_going_on:
+                self._backlog.look(publication, self._redis.reason)
 
     def _adopt(self, lease: Lease) -> None:
         state = self._streams.read(self._connection, lease.stream_name)
@@ -251,7 +257,7 @@ class Publisher:
         except LeaseLost:
             self._lose(publication)
             return 0
-        except (StreamForeign, HotLogAhead, HotLogUnusable) as error:
+        except (StreamForeign, HotLogUnusable) as error:
             self._refuse(publication, str(error))
             return 0
         if moved != QUIET_EVENTS_MAX:
@@ -259,12 +265,18 @@ class Publisher:
         return moved
 
     def _number(self, publication: Publication) -> Rows:
-        rows = self._outbox.number(
-            self._connection,
-            publication.lease,
-            self._settings.publish_batch_size,
-            sweep=publication.needs_sweep,
-        )
+        try:
+            rows = self._outbox.number(
+                self._connection,
+                publication.lease,
+                self._settings.publish_batch_size,
+                sweep=publication.needs_sweep,
+            )
+        except TimelineChanged as error:
+            # A standby took over, perhaps without the last positions. What the hot log has beyond
+            # them was looked at when it was opened, or will be.
+            self._writer.step_over(publication, publication.last or 0, str(error))
+            return ()
         publication.needs_sweep = False
         publication.has_more = len(rows) == self._settings.publish_batch_size
         if rows:
@@ -282,7 +294,7 @@ class Publisher:
             return 0
         try:
             refilled = self._writer.follow(publication, rows)
-        except (StreamForeign, HotLogAhead, HotLogUnusable):
+        except (StreamForeign, HotLogUnusable):
             raise
         except (ServerUnavailable, ServerUnsuitable) as error:
             # Positions are the truth and go on; the log is filled when the server is back.

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import psycopg
+from typing import NamedTuple
 
 from penstock.core.lanes import lane_of
 from penstock.core.wire import Entry
@@ -36,7 +33,6 @@ class StreamWindow:
         self,
         lanes: int,
         batch_size: int,
-        control: Callable[[], psycopg.Connection[Any]],
         *,
         ahead: TierReader,
         behind: TierReader,
@@ -45,7 +41,6 @@ class StreamWindow:
         # A lane finds its share of what is read, so that more has to be read for a full batch.
         self._count_max = min(batch_size * lanes, max(READ_ENTRIES_MAX, batch_size))
         self._count = batch_size
-        self._control = control
         self._ahead = ahead
         self._behind = behind
         self._behind_lock = threading.Lock()
@@ -69,10 +64,7 @@ class StreamWindow:
         Raises PositionMissing, never skips.
         """
         if self._lanes == 1:
-            entries = self._ahead.read(
-                self._control(), after=after, count=count, wait_seconds=wait_seconds
-            )
-            return Scan(entries, entries[-1].position if entries else after)
+            return Scan(*self._ahead.read(after=after, count=count, wait_seconds=wait_seconds))
         with self._changed:
             if after + 1 >= self._first:
                 return self._read_here(lane, after, count, wait_seconds)
@@ -84,7 +76,9 @@ class StreamWindow:
         if len(found.entries) < count and self._has_more:
             # A full batch costs little more than the few that happen to be here.
             self._extend(self._last, 0.0)
-            found = self._find(lane, after, count)
+            longer = self._find(lane, after, count)
+            if longer.through > found.through:
+                return longer
         return found
 
     @property
@@ -107,14 +101,17 @@ class StreamWindow:
         count = self._count
         self._changed.release()
         try:
-            entries = self._ahead.read(
-                self._control(), after=after, count=count, wait_seconds=wait_seconds
-            )
+            entries, through = self._ahead.read(after=after, count=count, wait_seconds=wait_seconds)
         finally:
             self._changed.acquire()
             self._is_reading = False
             self._changed.notify_all()
         self._has_more = len(entries) == count
+        if not entries and through > after:
+            # A hole: the window begins anew behind it, and each lane passes it by itself.
+            self._forget(len(self._entries))
+            self._first = through + 1
+            return
         self._entries += entries
         self._owners += self._owners_of(entries)
         size_bytes = sum(len(entry.payload) for entry in entries)
@@ -146,11 +143,9 @@ class StreamWindow:
 
     def _read_behind(self, lane: int, after: int, count: int) -> Scan:
         with self._behind_lock:
-            entries = self._behind.read(
-                self._control(), after=after, count=self._count, wait_seconds=0.0
-            )
+            entries, through = self._behind.read(after=after, count=self._count, wait_seconds=0.0)
         if not entries:
-            return Scan([], after)
+            return Scan([], through)
         return _own(lane, count, entries, self._owners_of(entries))
 
     def _owners_of(self, entries: list[Entry]) -> list[int]:

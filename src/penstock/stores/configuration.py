@@ -41,6 +41,10 @@ _TYPES = get_type_hints(Settings)
 NAMES = tuple(field.name for field in fields(Settings))
 
 
+_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SECRETS = frozenset({"mac_key"})
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
     """The settings, and for each the place that decided it."""
@@ -50,11 +54,7 @@ class ResolvedSettings:
 
     def shown(self) -> dict[str, Any]:
         """Every value as it may be seen by anybody: passwords are masked."""
-        values = {name: getattr(self.settings, name) for name in NAMES}
-        return {
-            name: masked_url(value) if name.endswith("_url") and value is not None else value
-            for name, value in values.items()
-        }
+        return {name: _shown(name, getattr(self.settings, name)) for name in NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def _parsed(name: str, given: Given) -> Any:
     parsed = _converted(expected, value)
     if parsed is None:
         # Masked: the value may be a URL that went to the wrong name.
-        shown = masked_url(repr(value))
+        shown = _shown(name, masked_url(repr(value)))
         raise SettingsError(f"{name} is {shown} (from {given.origin}); expected {_form(expected)}.")
     return parsed
 
@@ -250,6 +250,8 @@ def _converted(expected: Any, value: Any) -> Any:
         return value if value in get_args(expected) else None
     if expected is str:
         return value if isinstance(value, str) and value else None
+    if expected is bool:
+        return _SWITCH.get(str(value).lower())
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -279,6 +281,15 @@ def _parsed_url(name: str, value: Any, origin: str) -> str | None:
     return value
 
 
+def _shown(name: str, value: Any) -> Any:
+    """A value as it may be seen by anybody."""
+    if value is None:
+        return None
+    if name in _SECRETS:
+        return "***"
+    return masked_url(value) if name.endswith("_url") else value
+
+
 def _is_none(value: Any) -> bool:
     return value is None or value == "" or str(value).lower() == "none"
 
@@ -290,6 +301,7 @@ def _form(expected: Any) -> str:
         int: "a whole number such as 500",
         float: "a number such as 2.5",
         str: "a text that is not empty",
+        bool: "true or false",
         "database_url": "postgresql://user:password@host:port/name",
         "redis_url": 'redis://host:port/0, rediss://… or "none"',
     }

@@ -39,21 +39,32 @@ class HotLog(Protocol):
     def check(self) -> None:
         """Raise ServerUnsuitable if the server cannot be used at all."""
 
-    def open(self, stream_name: str, *, origin: str, term: int, base: int) -> int | None:
+    def open(
+        self, stream_name: str, *, origin: str, incarnation: str, term: int, base: int
+    ) -> int | None:
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1.
 
-        Raises StreamForeign for another database's log and LeaseLost for a term that is over.
+        Raises StreamForeign for another database's log, or for that of a copy of this one, and
+        LeaseLost for a term that is over.
         """
 
     def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
         """Throw all entries away; the log is filled again from base + 1. Raises like append."""
 
     def append(
-        self, stream_name: str, *, origin: str, term: int, first: int, entries: Sequence[bytes]
+        self,
+        stream_name: str,
+        *,
+        origin: str,
+        term: int,
+        first: int,
+        entries: Sequence[bytes],
+        hole_last: int | None = None,
     ) -> int:
         """Append what is not there yet. Returns the last position that the log has now.
 
-        Raises StreamForeign, LeaseLost, HotLogClosed or HotLogGap without appending anything.
+        With `hole_last` the one entry stands for all positions from `first` to there. Raises
+        StreamForeign, LeaseLost, HotLogClosed or HotLogGap without appending anything.
         """
 
     def read(
@@ -64,8 +75,8 @@ class HotLog(Protocol):
         What is not an entry of Penstock's comes as b"".
         """
 
-    def last(self, stream_name: str) -> int | None:
-        """The last position; None where the log is empty."""
+    def last(self, stream_name: str, *, term: int = 0) -> int | None:
+        """The last position; None where the log is empty. A publisher gives its term."""
 
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
@@ -95,6 +106,7 @@ class NoHotLog:
         stream_name: str,
         *,
         origin: str,  # noqa: ARG002 - the protocol's
+        incarnation: str,  # noqa: ARG002
         term: int,  # noqa: ARG002
         base: int,  # noqa: ARG002
     ) -> int | None:
@@ -113,9 +125,11 @@ class NoHotLog:
         term: int,  # noqa: ARG002
         first: int,
         entries: Sequence[bytes],
+        hole_last: int | None = None,
     ) -> int:
         """Only remembers how far it went."""
-        self._last[stream_name] = max(self._last.get(stream_name, 0), first + len(entries) - 1)
+        final = hole_last or first + len(entries) - 1
+        self._last[stream_name] = max(self._last.get(stream_name, 0), final)
         return self._last[stream_name]
 
     def read(
@@ -130,7 +144,7 @@ class NoHotLog:
         self._heard = self._announcements.wait(self._heard, wait_seconds)
         return []
 
-    def last(self, stream_name: str) -> int | None:
+    def last(self, stream_name: str, *, term: int = 0) -> int | None:  # noqa: ARG002
         """What was appended through this object, or None."""
         return self._last.get(stream_name)
 

@@ -18,6 +18,8 @@ class Outage:
         self._worker = worker
         self._server = server
         self._lost_at: float | None = None
+        self.reason = ""
+        """What it answered, or that it did not, the last time that it was lost."""
         self._failures = 0
         self._retry_at = 0.0
 
@@ -39,6 +41,7 @@ class Outage:
     def begin(self, error: Exception) -> None:
         """The server did not answer."""
         now = time.monotonic()
+        self.reason = str(error)
         if self._lost_at is None:
             self._lost_at = now
             emit(signals.ServerLost(self._worker, self._server, str(error)))

@@ -8,11 +8,10 @@ from typing import Any
 import psycopg
 
 from penstock.core.leases import Lease
-from penstock.errors import LeaseLost
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+from penstock.stores.streams import refusals
 
 Connection = psycopg.Connection[Any]
-LEASE_LOST_STATE = "PS003"
 
 
 class Outbox:
@@ -26,29 +25,22 @@ class Outbox:
     ) -> list[tuple[int, str]]:
         """Give the next events their positions, durably. Returns positions and bodies, in order.
 
-        With `sweep` it looks below the id floor too. Raises LeaseLost, having done nothing.
+        With `sweep` it looks below the id floor too. Raises LeaseLost or TimelineChanged, having
+        done nothing.
         """
+        parameters = {
+            "stream_name": lease.stream_name,
+            "owner_id": lease.owner_id,
+            "term": lease.term,
+            "batch_size": batch_size,
+            "sweep": sweep,
+        }
         try:
-            rows = connection.execute(
-                self._sql["number"],
-                {
-                    "stream_name": lease.stream_name,
-                    "owner_id": lease.owner_id,
-                    "term": lease.term,
-                    "batch_size": batch_size,
-                    "sweep": sweep,
-                },
-            ).fetchall()
+            with refusals():
+                rows = connection.execute(self._sql["number"], parameters).fetchall()
         except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
             # Nobody's fault and nothing done; the rows are still there in the next round.
             return []
-        except psycopg.Error as error:
-            if error.sqlstate == LEASE_LOST_STATE:
-                raise LeaseLost(
-                    f"{error.diag.message_primary}. Nothing was lost or repeated; this worker "
-                    "lets go of the stream."
-                ) from error
-            raise
         return sorted(rows)
 
     def announce(self, connection: Connection) -> None:
@@ -58,7 +50,7 @@ class Outbox:
     def read(
         self, connection: Connection, stream_name: str, after: int, count: int
     ) -> list[tuple[int, str]]:
-        """Positions and bodies behind `after`, in order; numbered events only."""
+        """Positions and bodies behind `after`, in order: numbered events, and holes."""
         return connection.execute(
             self._sql["read"], {"stream_name": stream_name, "after": after, "count": count}
         ).fetchall()

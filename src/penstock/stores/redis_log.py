@@ -29,6 +29,9 @@ SOCKET_SECONDS = 3.0
 CONNECT_SECONDS = 3.0
 WAIT_SECONDS_MAX = 30.0
 APPEND_BYTES_MAX = 8 * 1024 * 1024
+BYTES_MAX = 256 * 1024 * 1024
+# A publisher that wrote or asked within this time counts as alive. It does so every second.
+ALIVE_SECONDS = 5
 # Replies that waiting cures: as the client's own classes, or as codes in the text.
 _PASSING = (
     redis.exceptions.OutOfMemoryError,
@@ -43,9 +46,16 @@ _PASSING_CODES = ("OOM", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUS
 class RedisLog:
     """The hot log on one Redis or Valkey server. The URL may be redis://, rediss:// or unix://."""
 
-    def __init__(self, url: str, *, prefix: str = "penstock", length_max: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "penstock",
+        length_max: int = 1_000_000,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
         self._prefix = prefix
-        self._length_max = length_max
+        self._limits = (length_max, bytes_max)
         self._address = masked_url(url)
         self._client = _client(url, SOCKET_SECONDS)
         self._writer = RedisLink(self._client)
@@ -81,9 +91,11 @@ class RedisLog:
                 "newer, or Valkey. Nothing was lost; events wait in PostgreSQL."
             )
 
-    def open(self, stream_name: str, *, origin: str, term: int, base: int) -> int | None:
+    def open(
+        self, stream_name: str, *, origin: str, incarnation: str, term: int, base: int
+    ) -> int | None:
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1."""
-        last = int(self._run("open", stream_name, origin, term, base))
+        last = int(self._run("open", stream_name, origin, term, base, incarnation, ALIVE_SECONDS))
         return None if last < 0 else last
 
     def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
@@ -91,15 +103,22 @@ class RedisLog:
         self._run("restart", stream_name, origin, term, base)
 
     def append(
-        self, stream_name: str, *, origin: str, term: int, first: int, entries: Sequence[bytes]
+        self,
+        stream_name: str,
+        *,
+        origin: str,
+        term: int,
+        first: int,
+        entries: Sequence[bytes],
+        hole_last: int | None = None,
     ) -> int:
         """Append what is not there yet. Returns the last position that the log has now."""
         last = first - 1
         for offset, part in _parts(entries):
+            start = first + offset
+            final = hole_last or start + len(part) - 1
             last = int(
-                self._run(
-                    "append", stream_name, origin, term, self._length_max, first + offset, *part
-                )
+                self._run("append", stream_name, origin, term, *self._limits, start, final, *part)
             )
         return last
 
@@ -117,12 +136,13 @@ class RedisLog:
             reply = self._reader.call("XREAD", "COUNT", count, *block, *behind)
         return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
-    def last(self, stream_name: str) -> int | None:
-        """The last position; None where the log is empty."""
+    def last(self, stream_name: str, *, term: int = 0) -> int | None:
+        """The last position; None where the log is empty. A publisher gives its term."""
         if not self._is_checked:
             self.check()
+        keys = [self._log_key(stream_name), self._meta_key(stream_name)]
         with self._in_our_words(stream_name):
-            last = self._writer.run(self._scripts["last"], [self._log_key(stream_name)])
+            last = self._writer.run(self._scripts["last"], keys, term)
         return None if last is None else int(last)
 
     def trim(self, stream_name: str, *, through: int) -> int:
@@ -223,6 +243,14 @@ def _outcome(status: str, text: str, stream_name: str) -> PenstockError:
             return StreamForeign(
                 f"The hot log of {stream_name} is written by another database (origin {text}). "
                 "Nothing was touched. A restored copy needs a Redis or a redis_prefix of its own."
+            )
+        case "COPY":
+            return StreamForeign(
+                f"The hot log of {stream_name} is written by another copy of this database "
+                f"({text}: cluster, database, timeline). Nothing was touched. A copy needs a Redis "
+                "or a redis_prefix of its own. A standby that took over is accepted once the "
+                "other is silent; a database that has replaced it for good, once the keys "
+                f"…:{{{stream_name}}}:log and …:meta are deleted: the log is filled again."
             )
         case "STALE":
             return LeaseLost(

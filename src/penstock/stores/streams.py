@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from penstock.errors import UsageError
+from penstock.core.leases import Lease
+from penstock.errors import LeaseLost, TimelineChanged, UsageError
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 Connection = psycopg.Connection[Any]
+# How many positions beyond all that are known to be in use may be in use as well: what was given
+# out and lost, before anybody could see it. A publisher numbers less in the time that it takes.
+HOLE_MARGIN = 100_000
+LEASE_LOST_STATE = "PS003"
+TIMELINE_CHANGED_STATE = "PS005"
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What the publisher's functions refuse, as errors of ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate == LEASE_LOST_STATE:
+            raise LeaseLost(
+                f"{error.diag.message_primary}. Nothing was lost or repeated; this worker "
+                "lets go of the stream."
+            ) from error
+        if error.sqlstate == TIMELINE_CHANGED_STATE:
+            raise TimelineChanged(str(error.diag.message_primary)) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +81,35 @@ class Streams:
     def confirm(self, connection: Connection, stream_name: str, position: int) -> None:
         """Record how far the hot log reaches. May be lost in a crash, harmlessly."""
         connection.execute(self._sql["confirm"], {"stream_name": stream_name, "position": position})
+
+    def incarnation(self, connection: Connection) -> str:
+        """Which database this is, in a word that no copy of it shares."""
+        row = connection.execute(self._sql["incarnation"]).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def step_over(
+        self, connection: Connection, lease: Lease, *, reached: int, reason: str
+    ) -> tuple[int, int]:
+        """Move the head past all positions that may be in use. Returns the hole, first and last.
+
+        Raises LeaseLost, having done nothing.
+        """
+        with refusals():
+            row = connection.execute(
+                self._sql["step_over"],
+                {
+                    "stream_name": lease.stream_name,
+                    "owner_id": lease.owner_id,
+                    "term": lease.term,
+                    "reached": reached,
+                    "margin": HOLE_MARGIN,
+                    "reason": reason,
+                },
+            ).fetchone()
+        assert row is not None
+        first, last = row
+        return int(first), int(last)
 
     def refill_base(self, connection: Connection, stream_name: str, length_max: int) -> int:
         """The position after which an empty hot log of this stream starts."""

@@ -1,5 +1,7 @@
--- Appends a contiguous batch to a stream's log, each position once.
--- KEYS: log, meta. ARGV: origin, term, length limit, first position, entries…
+-- Appends a contiguous batch to a stream's log, each position once. A single entry that covers more
+-- than one position is a hole, and stands at its last.
+-- KEYS: log, meta. ARGV: origin, term, length limit, limit in bytes, first and last position,
+-- entries…
 -- Replies {status, text}: OK last | FOREIGN origin | STALE term | CLOSED 0 | GAP last.
 local origin, term = redis.call('HGET', KEYS[2], 'origin'), redis.call('HGET', KEYS[2], 'term')
 if not origin then return {'CLOSED', '0'} end
@@ -8,8 +10,8 @@ if tonumber(term) > tonumber(ARGV[2]) then return {'STALE', term} end
 -- An older term than ours: the server went back to a time before we opened the log.
 if tonumber(term) < tonumber(ARGV[2]) then return {'CLOSED', '0'} end
 
-local first = tonumber(ARGV[4])
-local final = first + #ARGV - 5
+local first, final = tonumber(ARGV[5]), tonumber(ARGV[6])
+local is_hole = final - first > #ARGV - 7
 local tail = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local last
 if #tail > 0 then
@@ -27,13 +29,14 @@ else
 end
 
 -- The script stops at its first error, so the log has no gap whatever happens here.
-for position = last + 1, final do
-  local added = redis.pcall(
-    'XADD', KEYS[1], string.format('%.0f-0', position), 'e', ARGV[position - first + 5])
+for position = is_hole and math.max(final, last + 1) or last + 1, final do
+  local added = redis.pcall('XADD', KEYS[1], string.format('%.0f-0', position), 'e',
+    ARGV[is_hole and 7 or position - first + 7])
   if type(added) == 'table' and added.err then
     -- The key remembers a larger id than its last entry: somebody removed our tail, and only a
     -- new key accepts these positions again. The caller fills it from PostgreSQL.
-    if position == last + 1 and string.find(added.err, 'equal or smaller', 1, true) then
+    if (is_hole or position == last + 1)
+        and string.find(added.err, 'equal or smaller', 1, true) then
       redis.call('DEL', KEYS[1])
       return {'CLOSED', '0'}
     end
@@ -41,4 +44,19 @@ for position = last + 1, final do
   end
 end
 redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[3])
+
+-- Asking for the size costs more than a small batch, so it is asked whenever a part of what fits
+-- has been written since. Whoever may not ask has the limit in length alone.
+local written = 0
+for index = 7, #ARGV do written = written + #ARGV[index] end
+written = redis.call('HINCRBY', KEYS[2], 'written', written)
+if written > tonumber(ARGV[4]) / 16 then
+  redis.call('HSET', KEYS[2], 'written', 0)
+  local size = redis.pcall('MEMORY', 'USAGE', KEYS[1])
+  if type(size) == 'number' and size > tonumber(ARGV[4]) * 7 / 8 then
+    local keep = redis.call('XLEN', KEYS[1]) * (tonumber(ARGV[4]) * 3 / 4 / size)
+    redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', math.max(1, math.floor(keep)))
+  end
+end
+redis.call('HSET', KEYS[2], 'seen', redis.call('TIME')[1])
 return {'OK', string.format('%.0f', math.max(last, final))}

@@ -43,13 +43,9 @@ SELECT event_position, body
 SELECT pg_notify('events_numbered', '')
 
 -- name: read
--- The warm tier: numbered events after a position, as the bytes that the hot log holds.
-SELECT o.position, events.entry(o, s.origin)
-  FROM events.outbox_event o, events.stream s
- WHERE s.name = %(stream_name)s
-   AND o.stream_name = %(stream_name)s AND o.position > %(after)s
- ORDER BY o.position
- LIMIT %(count)s
+-- The warm tier. See events.read_entries: the plan must not depend on statistics.
+SELECT entry_position, body
+  FROM events.read_entries(%(stream_name)s, %(after)s, %(count)s::integer)
 
 -- name: first_position
 -- Where the warm tier begins.

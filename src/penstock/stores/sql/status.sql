@@ -11,31 +11,47 @@ SET LOCAL enable_seqscan = off
 SET LOCAL statement_timeout = '10s'
 
 -- name: streams
--- Streams are known from their row or, before a publisher has met them, from what waits.
--- Counting stops at a limit. There is no ORDER BY id: it would tempt the planner to walk the
--- primary key through every published event.
-WITH RECURSIVE waiting(stream_name) AS (
-    (SELECT stream_name FROM events.outbox_event WHERE position IS NULL
-      ORDER BY stream_name LIMIT 1)
+-- Streams are known from their row or, before a publisher has met them, from what waits. Those of
+-- other services are as far as a worker last saw them.
+-- Nothing here may walk over the entries that published events leave in the index of unnumbered
+-- ones: streams nobody has met are looked for between the known names only, and counting begins at
+-- the id floor and stops at a limit. No name sorts behind 201 times z.
+WITH RECURSIVE met(name) AS (
+    SELECT name FROM events.stream
+    UNION
+    SELECT stream_name FROM events.source
+), gap(after, before) AS (
+    SELECT name, coalesce(lead(name) OVER (ORDER BY name), repeat('z', 201))
+      FROM (SELECT '' AS name UNION ALL SELECT name FROM met) AS bound
+), waiting(stream_name, before) AS (
+    SELECT (SELECT o.stream_name FROM events.outbox_event o
+             WHERE o.position IS NULL AND o.stream_name > gap.after AND o.stream_name < gap.before
+             ORDER BY o.stream_name LIMIT 1), gap.before
+      FROM gap
     UNION ALL
     SELECT (SELECT o.stream_name FROM events.outbox_event o
-             WHERE o.position IS NULL AND o.stream_name > w.stream_name
-             ORDER BY o.stream_name LIMIT 1)
+             WHERE o.position IS NULL
+               AND o.stream_name > w.stream_name AND o.stream_name < w.before
+             ORDER BY o.stream_name LIMIT 1), w.before
       FROM waiting w WHERE w.stream_name IS NOT NULL
 ), known(name) AS (
-    SELECT name FROM events.stream
+    SELECT name FROM met
     UNION
     SELECT stream_name FROM waiting WHERE stream_name IS NOT NULL
 )
-SELECT known.name, s.origin::text, coalesce(s.head, 0), coalesce(s.published, 0),
-       unnumbered.count,
+SELECT known.name, f.stream_name IS NOT NULL,
+       coalesce(s.origin::text, (SELECT min(c.origin::text) FROM events.consumer c
+                                  WHERE c.stream_name = f.stream_name)),
+       coalesce(s.head, f.head, 0), coalesce(s.published, f.head, 0), unnumbered.count,
        coalesce(floor(extract(epoch FROM clock_timestamp() - unnumbered.oldest) * 1000), 0)::bigint
   FROM known
   LEFT JOIN events.stream s ON s.name = known.name
+  LEFT JOIN events.source f ON f.stream_name = known.name
  CROSS JOIN LATERAL (
        SELECT count(*) AS count, min(capped.created_at) AS oldest
          FROM (SELECT o.created_at FROM events.outbox_event o
-                WHERE o.stream_name = known.name AND o.position IS NULL
+                WHERE (o.stream_name, o.id) > (known.name, coalesce(s.id_floor, 0))
+                  AND o.stream_name <= known.name AND o.position IS NULL
                 LIMIT %(count_max)s + 1) AS capped
        ) AS unnumbered
  ORDER BY known.name

@@ -1,9 +1,11 @@
 -- name: register
 -- Streams appear by being named, by a consumer or by a sender. Looks first: ON CONFLICT alone waits
--- for whoever is updating the row, and a publisher that hangs there would hold up everybody.
+-- for whoever is updating the row, and a publisher that hangs there would hold up everybody. What
+-- another service numbers is not numbered here.
 INSERT INTO events.stream (name, origin)
 SELECT %(stream_name)s, id FROM events.origin
  WHERE NOT EXISTS (SELECT 1 FROM events.stream WHERE name = %(stream_name)s)
+   AND NOT EXISTS (SELECT 1 FROM events.source WHERE stream_name = %(stream_name)s)
 ON CONFLICT DO NOTHING
 
 -- name: read
@@ -31,6 +33,16 @@ UPDATE events.stream
    SET published = greatest(published, %(position)s)
  WHERE name = %(stream_name)s
 RETURNING set_config('synchronous_commit', 'off', true)
+
+-- name: incarnation
+-- See events.incarnation.
+SELECT events.incarnation()
+
+-- name: step_over
+-- See events.step_over: it is the publisher's alone.
+SELECT hole_first, hole_last
+  FROM events.step_over(%(stream_name)s, %(owner_id)s, %(term)s, %(reached)s, %(margin)s,
+                        %(reason)s)
 
 -- name: refill_base
 -- Where an empty hot log starts: at the slowest consumer, at the latest behind what was confirmed,

@@ -72,6 +72,25 @@ class HotLogRebuilt(Signal, level=Level.WARNING):
 
 
 @dataclass(frozen=True, slots=True)
+class PositionsSkipped(Signal, level=Level.ERROR):
+    """The head was moved: PostgreSQL may not know all positions in use. Nothing sent is lost."""
+
+    stream_name: str
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingDelayed(Signal, level=Level.ERROR):
+    """The hot log is far behind the outbox, which grows: see why it takes nothing."""
+
+    stream_name: str
+    behind: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRefused(Signal, level=Level.ERROR):
     """A stream cannot be published from this database as things are."""
 
@@ -116,6 +135,14 @@ class ConsumerStartedLate(Signal, level=Level.WARNING):
 
 
 @dataclass(frozen=True, slots=True)
+class HotWindowOnly(Signal, level=Level.WARNING):
+    """A source has neither source_url nor archive: what its hot log drops stops the consumer."""
+
+    consumer: str
+    stream_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class LanesShared(Signal, level=Level.INFO):
     """The lanes of a consumer that this worker works on are others than before."""
 
@@ -155,6 +182,24 @@ class GapFound(Signal, level=Level.INFO):
     consumer: str
     position: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgeryFound(Signal, level=Level.ERROR):
+    """Somebody but the publisher wrote into the hot log; the event is read from the outbox."""
+
+    consumer: str
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HolePassed(Signal, level=Level.INFO):
+    """Positions that no event has were stepped over."""
+
+    consumer: str
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
