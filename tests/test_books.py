@@ -17,6 +17,7 @@ from penstock.core.history import (
     ConsumerHistory,
     Effect,
     History,
+    HoleRow,
     ParkedRow,
     Seek,
     SentRow,
@@ -146,6 +147,15 @@ def test_events_before_a_consumers_start_are_not_its_business() -> None:
     books = audit(history)
     assert books.balance
     assert books.consumers[0].due == 1
+
+
+def test_a_consumer_may_start_where_the_stream_has_not_come_yet() -> None:
+    history = correct_history(["a", "b"])
+    early = {"start_position": 8, "checkpoints": (7,), "settled_to": 7}
+    assert audit(with_consumer(history, **early)).balance
+    for beyond in ("checkpoints", "settled_to"):
+        damaged = {**early, beyond: (8,) if beyond == "checkpoints" else 8}
+        assert found(audit(with_consumer(history, **damaged))) == {Anomaly.UNACCOUNTED}
 
 
 def test_books_are_readable_and_have_a_plain_form() -> None:
@@ -415,6 +425,95 @@ def without_effects(history: History, position: int) -> History:
     uuid = history.outbox[position - 1].event_uuid
     effects = tuple(e for e in history.consumers[0].effects if e.event_uuid != uuid)
     return with_consumer(history, effects=effects)
+
+
+# ── holes, and what is not known any more ──────────────────────────────────────────────────────
+
+
+def with_hole(history: History, first: int, size: int) -> History:
+    """The same, with so many positions left out before the one that was the first of these."""
+
+    def moved(position: int) -> int:
+        return position + size if position >= first else position
+
+    (consumer,) = history.consumers
+    history = with_consumer(
+        history,
+        settled=tuple(replace(row, position=moved(row.position)) for row in consumer.settled),
+        parked=tuple(replace(row, position=moved(row.position)) for row in consumer.parked),
+        checkpoints=tuple(map(moved, consumer.checkpoints)),
+    )
+    rows = tuple(
+        replace(row, position=None if row.position is None else moved(row.position))
+        for row in history.outbox
+    )
+    head = max(history.head, first - 1) + size
+    return replace(history, outbox=rows, head=head, holes=(HoleRow(first, first + size - 1),))
+
+
+@given(correct_histories(), st.integers(1, 10**15), st.data())
+def test_positions_in_a_hole_are_neither_missing_nor_anybodys(
+    history: History, size: int, data: st.DataObject
+) -> None:
+    before = audit(history).consumers[0]
+    holed = with_hole(history, data.draw(st.integers(1, history.head + 1)), size)
+    books = audit(holed)
+    assert books.balance, str(books)
+    assert books.consumers[0] == replace(before, holes=size)
+    assert found(audit(replace(holed, holes=()))) == {Anomaly.UNACCOUNTED}
+
+
+@pytest.mark.parametrize(
+    ("holes", "text"),
+    [
+        (((3, 5),), "position 3 has a row and lies in the hole 3..5"),
+        (((3, 5),), "is handled at 3, in the hole 3..5"),
+        (((3, 5),), "is in effect at 3, in the hole 3..5"),
+        (((3, 5),), "is set aside at 4, in the hole 3..5"),
+        (((7, 9),), "the hole 7..9 goes beyond the head 6"),
+        (((7, 8), (8, 9)), "the hole 8..9 overlaps one that ends at 8"),
+    ],
+)
+def test_nothing_is_in_a_hole(holes: tuple[tuple[int, int], ...], text: str) -> None:
+    history = replace(parked_history(), holes=tuple(HoleRow(*hole) for hole in holes))
+    books = audit(history)
+    assert found(books) == {Anomaly.UNACCOUNTED}
+    with pytest.MonkeyPatch.context() as world:
+        world.setattr("penstock.core.books.EXAMPLES_MAX", 100)
+        assert text in str(audit(history))
+
+
+def test_only_a_stretch_of_positions_may_be_looked_at() -> None:
+    history = correct_history(["a", "b"] * 4, checkpoint=8)
+    part = replace(history, outbox=history.outbox[2:5], first=3, last=5)
+    (consumer,) = part.consumers
+    part = with_consumer(part, effects=consumer.effects[2:5], settled=consumer.settled[2:5])
+    part = replace(part, acknowledged=frozenset(row.event_uuid for row in part.outbox))
+    assert audit(part).balance, str(audit(part))
+    assert "positions 6..8 have no row" in str(audit(replace(part, last=None)))
+    assert "positions 1..2 have no row" in str(audit(replace(part, first=1)))
+
+
+def test_effects_that_nobody_counted_are_not_missed_and_everything_else_is() -> None:
+    history = with_consumer(
+        correct_history(["a", "b"] * 4, checkpoint=8), effects=(), knows_effects=False
+    )
+    assert audit(history).balance
+    assert found(audit(with_settled(history, 3, None))) == {Anomaly.SKIPPED}
+
+
+def test_a_settled_row_may_be_pruned_if_it_is_old_and_every_lane_has_passed_it() -> None:
+    slow, fast = apart()
+    history = with_consumer(
+        correct_history([slow, fast] * 5, checkpoints=(2, 10)), effects=(), knows_effects=False
+    )
+    old = replace(history, outbox=tuple(replace(row, is_old=True) for row in history.outbox))
+    books = audit(with_settled(old, 2, None))
+    assert books.balance, str(books)
+    assert (books.consumers[0].pruned, books.consumers[0].handled) == (1, 5)
+    assert found(audit(with_settled(history, 2, None))) == {Anomaly.SKIPPED}
+    # The slow lane is not there yet: nobody has pruned this one.
+    assert found(audit(with_settled(old, 4, None))) == {Anomaly.SKIPPED}
 
 
 # ── every damage has a name ────────────────────────────────────────────────────────────────────

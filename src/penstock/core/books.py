@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -58,6 +58,18 @@ class ConsumerBooks:
     dead: int
     """Buried: neither lost nor repeated, and waiting for a person."""
     pending: int
+    pruned: int = 0
+    """Passed so long ago that nothing but the checkpoint tells of it."""
+    before: int = 0
+    """Before its start: not due to it, and not among the others."""
+    holes: int = 0
+    """Positions without an event: likewise."""
+
+    def __add__(self, other: ConsumerBooks) -> ConsumerBooks:
+        """The books of another stretch of positions, added to these."""
+        counts = [each.name for each in fields(self) if each.name != "name"]
+        summed = {name: getattr(self, name) + getattr(other, name) for name in counts}
+        return ConsumerBooks(name=self.name, **summed)
 
     def as_plain(self) -> dict[str, int]:
         """The same in plain values, for JSON."""
@@ -135,16 +147,24 @@ class Notes:
     examples: dict[Anomaly, list[str]] = field(default_factory=dict)
     counts: Counter[Anomaly] = field(default_factory=Counter)
 
-    def note(self, anomaly: Anomaly, example: str) -> None:
-        """One more of these; the first few are kept as examples."""
-        self.counts[anomaly] += 1
+    def note(self, anomaly: Anomaly, example: str, times: int = 1) -> None:
+        """One more of these, or several; the first few are kept as examples."""
+        self.counts[anomaly] += times
         kept = self.examples.setdefault(anomaly, [])
         if len(kept) < EXAMPLES_MAX:
             kept.append(example)
 
-    def note_disorder(self, what: str, steps: Iterable[tuple[str, str | None, int]]) -> None:
-        """Steps are (event, key, its number in its key): along them, the numbers of a key grow."""
-        last: dict[str, int] = {}
+    def note_disorder(
+        self,
+        what: str,
+        steps: Iterable[tuple[str, str | None, int]],
+        last: dict[str, int] | None = None,
+    ) -> None:
+        """Steps are (event, key, its number in its key): along them, the numbers of a key grow.
+
+        `last` knows how far each key had come before, and is kept up to date.
+        """
+        last = {} if last is None else last
         for uuid, key, sequence in steps:
             if key is None:
                 continue

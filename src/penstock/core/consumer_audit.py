@@ -1,7 +1,7 @@
 """Compares the books of one consumer with each other and with the outbox.
 
 Every position is in exactly one place: before the consumer's start, handled, skipped, discarded,
-parked, dead, passed over by an operator, or pending.
+parked, dead, passed over by an operator, pruned, pending, or in a hole.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from penstock.core.lanes import key_hash
 
 _BEFORE = "before its start"
 _OVER = "passed over"
+_PRUNED = "pruned"
 _PENDING = "pending"
 _NOWHERE = "nowhere"
 
@@ -35,6 +36,23 @@ _NOWHERE = "nowhere"
 def audit_consumer(history: History, consumer: ConsumerHistory, notes: Notes) -> ConsumerBooks:
     """Note whatever does not fit, and count what is where."""
     return _Audit(history, consumer, notes).run()
+
+
+def audit_checkpoints(history: History, consumer: ConsumerHistory, notes: Notes) -> None:
+    """No lane, of whatever epoch, has been where no position is; it may start there one day."""
+    head = history.head
+    reachable = max(head, consumer.start_position - 1)
+    for lane, checkpoint in enumerate(consumer.checkpoints):
+        if checkpoint > reachable:
+            notes.note(
+                Anomaly.UNACCOUNTED,
+                f"the checkpoint {checkpoint} of lane {lane} lies beyond the head {head}",
+            )
+    if consumer.settled_to > reachable:
+        notes.note(
+            Anomaly.UNACCOUNTED,
+            f"its earlier lanes settled events up to {consumer.settled_to}, beyond the head {head}",
+        )
 
 
 class _Audit:
@@ -52,10 +70,11 @@ class _Audit:
 
     def run(self) -> ConsumerBooks:
         self._audit_names()
-        self._audit_checkpoints()
+        self._audit_holes()
         self._audit_effects()
         self._audit_keys()
         places = Counter(self._audit_row(row) for row in self._history.outbox)
+        start = max(self._consumer.start_position, self._history.first)
         return ConsumerBooks(
             name=self._consumer.name,
             due=len(self._history.outbox) - places[_BEFORE],
@@ -64,6 +83,9 @@ class _Audit:
             parked=places[PARKED],
             dead=places[DEAD],
             pending=places[_PENDING],
+            pruned=places[_PRUNED],
+            before=places[_BEFORE],
+            holes=sum(hole.overlap(start, self._history.end) for hole in self._history.holes),
         )
 
     def _unaccounted(self, what: str) -> None:
@@ -76,12 +98,20 @@ class _Audit:
         for uuid in sorted((known | self._consumer.dead) - self._sent.keys()):
             self._notes.note(Anomaly.PHANTOM, f"{uuid} was handled or set aside, and never sent")
 
-    def _audit_checkpoints(self) -> None:
-        head = self._history.head
-        for lane, checkpoint in enumerate(self._consumer.checkpoints):
-            if checkpoint > head:
+    def _audit_holes(self) -> None:
+        """Where there is no event, nobody settles, parks or handles one."""
+        if not self._history.holes:
+            return
+        places = [(row.event_uuid, row.position, row.outcome) for row in self._consumer.settled]
+        places += [(row.event_uuid, row.position, "set aside") for row in self._consumer.parked]
+        for row in self._history.outbox:
+            if row.position is not None and self._effects[row.event_uuid]:
+                places.append((row.event_uuid, row.position, "in effect"))
+        for uuid, position, what in places:
+            hole = self._history.hole_over(position)
+            if hole is not None:
                 self._unaccounted(
-                    f"the checkpoint {checkpoint} of lane {lane} lies beyond the head {head}"
+                    f"{uuid} is {what} at {position}, in the hole {hole.first}..{hole.last}"
                 )
 
     def _audit_effects(self) -> None:
@@ -136,9 +166,9 @@ class _Audit:
         if place == _NOWHERE:
             checkpoint = self._consumer.checkpoint_over(row)
             self._notes.note(Anomaly.SKIPPED, f"{uuid} at {row.position}, checkpoint {checkpoint}")
-        if place in (_NOWHERE, HANDLED) and not effects:
+        if place in (_NOWHERE, HANDLED) and not effects and self._consumer.knows_effects:
             self._notes.note(Anomaly.LOST, f"{uuid} at {row.position} was passed without an effect")
-        if place not in (_NOWHERE, HANDLED) and effects:
+        if place not in (_NOWHERE, HANDLED, _PRUNED) and effects:
             self._unaccounted(f"{uuid} has an effect and counts as {place}")
         return place
 
@@ -151,7 +181,9 @@ class _Audit:
             return settled.outcome
         if not _is_passed(row, self._consumer.checkpoint_over(row)):
             return _PENDING
-        return _OVER if self._was_passed_over(row) else _NOWHERE
+        if self._was_passed_over(row):
+            return _OVER
+        return _PRUNED if row.is_old and _is_passed(row, self._consumer.floor) else _NOWHERE
 
     def _was_passed_over(self, row: SentRow) -> bool:
         position = row.position

@@ -23,6 +23,20 @@ class SentRow:
     key: str | None
     key_sequence: int
     position: int | None
+    is_old: bool = False
+    """Published so long ago that the rows which settled it may have been pruned."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoleRow:
+    """One row of `hole`: positions that no event will ever have."""
+
+    first: int
+    last: int
+
+    def overlap(self, first: int, last: int) -> int:
+        """How many of the positions first … last lie in it."""
+        return max(0, min(last, self.last) - max(first, self.first) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +97,17 @@ class ConsumerHistory:
     """In the order in which they were made."""
     redriven: frozenset[str] = frozenset()
     """Events that operators have put back into their keys: those come late, and are excused."""
+    knows_effects: bool = True
+    """False: nobody but the application knows them, and it was not asked."""
 
     def checkpoint_over(self, row: SentRow) -> int:
         """How far the lane has come that the event belongs to."""
         return self.checkpoints[lane_of(row.key, row.event_uuid, len(self.checkpoints))]
+
+    @property
+    def floor(self) -> int:
+        """What every lane has passed. Only rows up to here are ever pruned."""
+        return min(self.checkpoints)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +122,23 @@ class History:
     """Events whose sender died or lost its connection at COMMIT: both outcomes are right."""
     outbox: tuple[SentRow, ...]
     head: int
+    holes: tuple[HoleRow, ...] = ()
+    first: int = 1
+    """Of the positions before it nothing is said: they were pruned, or are looked at elsewhere."""
+    last: int | None = None
+    """Nor of those behind it; None: they are looked at up to the head."""
     consumers: tuple[ConsumerHistory, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The last position that is looked at."""
+        return self.head if self.last is None else self.last
+
+    def hole_over(self, position: int | None) -> HoleRow | None:
+        """The hole that a position lies in."""
+        if position is None:
+            return None
+        return next((hole for hole in self.holes if hole.first <= position <= hole.last), None)
 
 
 def passed_over(seeks: Iterable[Seek]) -> list[tuple[int, int]]:

@@ -1,0 +1,145 @@
+"""`penstock verify`: whether the books balance, proved by reading them, while everybody works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import psycopg
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from penstock.cli.invocation import Invocation, invocation_of
+from penstock.cli.letter_options import EXIT_INTERRUPTED, Consumer, Json, interruptible
+from penstock.cli.output import console, error_console, print_error, print_json, print_note
+from penstock.core.books import Anomaly, ConsumerBooks
+from penstock.core.settings import Settings
+from penstock.errors import ServerUnavailable
+from penstock.ops.verify import Report, Step, StreamReport, Verify
+from penstock.ops.verify_tiers import HotTier, Tier
+from penstock.runtime.posts import EXIT_SURROUNDINGS
+from penstock.stores.redis_log import RedisLog
+
+EXIT_NO = 1
+
+
+def verify(
+    context: typer.Context,
+    stream: Annotated[
+        str | None, typer.Option(metavar="STREAM", help="Only this stream; by default all.")
+    ] = None,
+    consumer: Consumer = None,
+    json_output: Json = False,
+    hot_log: Annotated[
+        bool, typer.Option("--hot-log/--no-hot-log", help="Whether to compare Redis as well.")
+    ] = True,
+) -> None:
+    """Prove that every position is in exactly one place. Exit 1: the books do not balance.
+
+    It only reads, and workers go on meanwhile. Without a terminal it says only what is wrong.
+    """
+    invocation = invocation_of(context)
+    try:
+        report = _verified(invocation, stream, consumer, hot_log=hot_log)
+    except (ServerUnavailable, psycopg.OperationalError) as error:
+        # Not the answer no: there is none, and a probe must be able to tell.
+        print_error(f"{str(error).strip()} The books are neither proved nor refuted.")
+        raise typer.Exit(EXIT_SURROUNDINGS) from None
+    if json_output:
+        print_json(report.as_json())
+    else:
+        _tell(report, invocation.settings)
+    if not report.balance:
+        raise typer.Exit(EXIT_NO)
+
+
+def _verified(
+    invocation: Invocation, stream: str | None, consumer: str | None, *, hot_log: bool
+) -> Report:
+    settings = invocation.settings
+    with (
+        invocation.connect("verify") as connection,
+        _tiers(settings, hot_log=hot_log) as tiers,
+        interruptible() as is_interrupted,
+        Progress(
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            console=error_console,
+            transient=True,
+            disable=not error_console.is_terminal,
+        ) as bar,
+    ):
+        task = bar.add_task("", total=None)
+
+        def show(step: Step) -> None:
+            bar.update(task, description=step.what, completed=step.done, total=step.total)
+            if is_interrupted():
+                print_note("Interrupted. Nothing was changed; begin again whenever you like.")
+                raise typer.Exit(EXIT_INTERRUPTED)
+
+        return Verify(connection, settings, tiers=tiers, on_step=show).run(stream, consumer)
+
+
+@contextmanager
+def _tiers(settings: Settings, *, hot_log: bool) -> Iterator[tuple[Tier, ...]]:
+    """What there is to compare PostgreSQL with."""
+    if settings.redis_url is None or not hot_log:
+        yield ()
+        return
+    log = RedisLog(settings.redis_url, prefix=settings.redis_prefix)
+    try:
+        yield (HotTier(log),)
+    finally:
+        log.close()
+
+
+def _tell(report: Report, settings: Settings) -> None:
+    if console.is_terminal:
+        for stream in report.streams:
+            for line in _shown(stream):
+                console.print(line)
+    for finding in report.findings:
+        print(finding)
+    if any(finding.anomaly is Anomaly.SKIPPED for finding in report.findings):
+        print_note(
+            "Settled rows are expected for settled_retention_days "
+            f"({settings.settled_retention_days:g}). If the workers' setting is shorter, or was, "
+            "these were pruned: set PENSTOCK_SETTLED_RETENTION_DAYS for this command alike."
+        )
+    if report.balance and console.is_terminal:
+        print("The books balance.")
+
+
+def _shown(stream: StreamReport) -> Iterator[str]:
+    yield f"{stream.name}: {_extent(stream)}"
+    for books in stream.consumers:
+        yield f"  {_counts(books)}"
+    for tier in stream.tiers:
+        remark = f" ({tier.remark})" if tier.remark else ""
+        yield f"  {tier.name}: {_range(tier.first, tier.last)}, {tier.compared:,} compared{remark}"
+
+
+def _extent(stream: StreamReport) -> str:
+    if stream.is_foreign:
+        return "of another database; only what was parked or buried here is looked at"
+    if not stream.head:
+        return "nothing is published yet"
+    holes = f", {stream.holes:,} of them in holes" if stream.holes else ""
+    text = f"positions up to {stream.head:,}{holes}"
+    if stream.proved_from > 1:
+        text += f"; proved from {stream.proved_from:,} on, since what came before is pruned"
+    return text
+
+
+def _counts(books: ConsumerBooks) -> str:
+    """Every place, and those that hold nothing only where people look for them."""
+    due = {**books.as_plain(), "pruned": books.pruned}
+    always = ("handled", "pending")
+    shown = [f"{due[name]:,} {name}" for name in due if due[name] or name in always]
+    others = {"before its start": books.before, "in holes": books.holes}
+    apart = [f"; {count:,} {name}" for name, count in others.items() if count]
+    return f"{books.name}: of {books.due:,} due {', '.join(shown)}{''.join(apart)}"
+
+
+def _range(first: int | None, last: int | None) -> str:
+    return "empty" if first is None or last is None else f"{first:,}..{last:,}"
