@@ -95,7 +95,11 @@ def send_numbers(pipeline: Pipeline, connection: psycopg.Connection[Any], count:
 def opened_stage(pipeline: Pipeline, role: str) -> Iterator[Stage]:
     """A stage exactly as a worker opens it, to be stepped here; of a consumer its only lane."""
     workers = Workers(
-        pipeline.settings, pipeline.consumers, session_factory=None, around=nullcontext
+        pipeline.settings,
+        pipeline.consumers,
+        sources={},
+        session_factory=None,
+        around=nullcontext,
     )
     keeper = LeaseKeeper(pipeline.settings)
     with closing(keeper), ExitStack() as stack:

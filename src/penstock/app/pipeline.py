@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, TypeVar
-from uuid import UUID
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
-    AsyncSession,
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
 from penstock.app.registry import RegisteredConsumer, Registry, Stream, require_stream_name
+from penstock.app.send_surface import SendSurface
+from penstock.app.sources import REDIS_PREFIX, checked_source
 from penstock.app.workers import Workers
-from penstock.core.events import Event, RawEvent
+from penstock.core.events import Event
 from penstock.core.options import (
     Guarantee,
     OnExhausted,
@@ -42,6 +42,7 @@ from penstock.pipeline.transaction_buffer import watch
 from penstock.runtime.heartbeat import Pulse
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.postgres import connect_arguments, sqlalchemy_url
+from penstock.stores.queries import DEFAULT_SCHEMA
 from penstock.telemetry.bus import subscribe
 from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
 
@@ -50,7 +51,7 @@ SignalT = TypeVar("SignalT", bound=Signal)
 TroubleSignal = EventBuried | KeyHeld | KeyBacklogged
 
 
-class Pipeline:
+class Pipeline(SendSurface):
     """Sends events in your transactions and has them handled exactly once."""
 
     def __init__(
@@ -117,6 +118,37 @@ class Pipeline:
     def stream(self, name: str, *events: type[Event]) -> Stream:
         """Declare a stream and the events that it carries."""
         return self._registry.declare(name, events)
+
+    def source(
+        self,
+        name: str,
+        *,
+        redis_url: str | Unset | None = UNSET,
+        redis_prefix: str = REDIS_PREFIX,
+        mac_key: str | None = None,
+        source_url: str | None = None,
+        source_schema: str = DEFAULT_SCHEMA,
+        archive_url: str | None = None,
+        brownout: bool = False,
+    ) -> None:
+        """Declare a stream of another service, for consumers of this one.
+
+        They read its hot log (redis_url; left out: the pipeline's own) and, for what that no longer
+        holds, its database (source_url). Entries are checked with mac_key, or with the keys that
+        its database tells. `penstock streams share`, over there, prints what to write here.
+        """
+        self._registry.add_source(
+            checked_source(
+                name,
+                redis_url=redis_url,
+                redis_prefix=redis_prefix,
+                mac_key=mac_key,
+                source_url=source_url,
+                source_schema=source_schema,
+                archive_url=archive_url,
+                brownout=brownout,
+            )
+        )
 
     def consumer(
         self,
@@ -197,98 +229,6 @@ class Pipeline:
             subscribe(kind, tell_own)
         return told
 
-    # ── sending ───────────────────────────────────────────────────────────────────────────────
-
-    def send(
-        self,
-        session: Any,
-        stream: str,
-        event: Event | RawEvent,
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuid: UUID | None = None,
-    ) -> UUID:
-        """Send an event in the session's transaction; it exists if and only if that commits."""
-        return self._sender.send(
-            session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
-        )
-
-    def send_many(
-        self,
-        session: Any,
-        stream: str,
-        events: Iterable[Event | RawEvent],
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuids: Sequence[UUID] | None = None,
-    ) -> list[UUID]:
-        """Send events in order, in one round trip."""
-        return self._sender.send_many(
-            session, stream, events, key=key, metadata=metadata, event_uuids=event_uuids
-        )
-
-    async def send_async(
-        self,
-        session: Any,
-        stream: str,
-        event: Event | RawEvent,
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuid: UUID | None = None,
-    ) -> UUID:
-        """The same for a psycopg AsyncConnection, where sending is I/O."""
-        return await self._sender.send_async(
-            session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
-        )
-
-    async def send_many_async(
-        self,
-        session: Any,
-        stream: str,
-        events: Iterable[Event | RawEvent],
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuids: Sequence[UUID] | None = None,
-    ) -> list[UUID]:
-        """The same for several events."""
-        return await self._sender.send_many_async(
-            session, stream, events, key=key, metadata=metadata, event_uuids=event_uuids
-        )
-
-    def send_now(
-        self,
-        stream: str,
-        event: Event | RawEvent,
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuid: UUID | None = None,
-    ) -> UUID:
-        """Send an event in a transaction of its own."""
-        with Session(self.engine) as session, session.begin():
-            return self.send(
-                session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
-            )
-
-    async def send_now_async(
-        self,
-        stream: str,
-        event: Event | RawEvent,
-        *,
-        key: Any = UNSET,
-        metadata: Mapping[str, Any] | None = None,
-        event_uuid: UUID | None = None,
-    ) -> UUID:
-        """The same for asyncio."""
-        async with AsyncSession(self.async_engine) as session, session.begin():
-            return self.send(
-                session, stream, event, key=key, metadata=metadata, event_uuid=event_uuid
-            )
-
     # ── working ───────────────────────────────────────────────────────────────────────────────
 
     def run_worker(
@@ -324,6 +264,7 @@ class Pipeline:
         return Workers(
             self.settings,
             self._registry.consumers,
+            sources=self._registry.sources,
             session_factory=self._session_factory,
             around=self._around,
         )

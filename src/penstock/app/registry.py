@@ -12,6 +12,7 @@ from penstock.core.options import ConsumerOptions, Guarantee, Start
 from penstock.core.outgoing import UNSET, Unset
 from penstock.core.require import require
 from penstock.core.retry import DEFAULT_RETRY, Retry, RetryFunction
+from penstock.core.sources import Source
 from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.signature import HandlerPlan, View
 
@@ -43,6 +44,7 @@ class Registry:
         self._pipeline_name = pipeline_name
         self._strict = strict
         self._streams: dict[str, Stream] = {}
+        self._sources: dict[str, Source] = {}
         self._consumers: dict[str, RegisteredConsumer] = {}
 
     @property
@@ -50,8 +52,25 @@ class Registry:
         """By short name."""
         return self._consumers
 
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Streams of other services, by name."""
+        return self._sources
+
+    def add_source(self, source: Source) -> None:
+        """Declare a stream of another service, once."""
+        name = source.stream_name
+        require(
+            name not in self._sources,
+            f"pipeline.source({name!r}, …) is written twice. A stream is in one place; keep one.",
+            RegistrationError,
+        )
+        require(name not in self._streams, _both(name), RegistrationError)
+        self._sources[name] = source
+
     def declare(self, name: str, events: tuple[type[Event], ...]) -> Stream:
         """Declare a stream; once one is declared, strict mode refuses all others."""
+        require(name not in self._sources, _both(name), RegistrationError)
         for event in events:
             self._require_version(event)
         stream = self._streams[name] = Stream(name, events)
@@ -108,7 +127,12 @@ class Registry:
         return consumer
 
     def admit(self, stream_name: str, event: Event | RawEvent) -> None:
-        """Refuse, in strict mode, to send what was never declared."""
+        """Refuse another service's stream and, in strict mode, what was never declared."""
+        if stream_name in self._sources:
+            raise UsageError(
+                f"Stream {stream_name!r} belongs to another service, which alone sends to it. "
+                "Nothing was sent; send to a stream of your own, and let that service read it."
+            )
         if not self._strict:
             return
         if isinstance(event, Event):
@@ -128,9 +152,12 @@ class Registry:
                 )
 
     def _require_known_stream(self, name: str) -> None:
+        if name in self._sources:
+            return
         if self._strict and self._streams and name not in self._streams:
+            known = [*self._streams, *self._sources]
             raise RegistrationError(
-                f"Stream {name!r} is not declared{_suggestion(name, list(self._streams))} "
+                f"Stream {name!r} is not declared{_suggestion(name, known)} "
                 f"Declare it with pipeline.stream({name!r}, …), or build the pipeline with "
                 "strict=False."
             )
@@ -169,6 +196,13 @@ def require_stream_name(stream: object) -> None:
         f"A consumer names its stream; {getattr(stream, '__name__', stream)!r} is no name. Write "
         '@pipeline.consumer("orders", name="bill_order").',
         RegistrationError,
+    )
+
+
+def _both(name: str) -> str:
+    return (
+        f"Stream {name!r} is declared with pipeline.stream, as this service's own, and with "
+        "pipeline.source, as another's. A stream has one producing service: keep one of the two."
     )
 
 

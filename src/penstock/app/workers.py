@@ -19,8 +19,10 @@ from sqlalchemy.orm import sessionmaker
 
 from penstock.app.registry import RegisteredConsumer
 from penstock.core.leases import JANITOR, PUBLISHER
-from penstock.core.outgoing import Limits, OutgoingEvent, batch_json, encode_event
+from penstock.core.outgoing import Limits, OutgoingEvent, Unset, batch_json, encode_event
+from penstock.core.require import require
 from penstock.core.settings import Settings
+from penstock.core.sources import Source
 from penstock.core.trouble import Trouble
 from penstock.core.wire import Entry
 from penstock.errors import RegistrationError, UsageError
@@ -71,14 +73,22 @@ class Workers:
         settings: Settings,
         consumers: Mapping[str, RegisteredConsumer],
         *,
+        sources: Mapping[str, Source],
         session_factory: sessionmaker[Any] | async_sessionmaker[Any] | None,
         around: Callable[[], AbstractContextManager[Any]],
     ) -> None:
+        require(
+            settings.dead_letter_stream not in sources,
+            f"dead_letter_stream={settings.dead_letter_stream!r} is a stream of another service, "
+            "which alone sends to it. Name one of your own.",
+        )
         self._settings = settings
         self._consumers = consumers
+        self._sources = sources
         self._session_factory = session_factory
         self._around = around
         self._announcements = Announcements(settings.database_url)
+        self._announced_elsewhere: dict[str, Announcements] = {}
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
@@ -113,7 +123,8 @@ class Workers:
             if stop.is_set():
                 crew.stop_all()
         keeper.close()
-        self._announcements.close()
+        for announcements in (self._announcements, *self._announced_elsewhere.values()):
+            announcements.close()
         emit(signals.WorkerStopped(name))
         if crew.errors:
             raise crew.errors[0]
@@ -164,6 +175,7 @@ class Workers:
         _in_handler: AbstractContextManager[Any],
     ) -> Stage:
         control = around.keeper.control.get
+        source = self._sources.get(consumer.options.stream_name)
         consuming = Consuming(
             name=consumer.name,
             options=consumer.options,
@@ -173,8 +185,10 @@ class Workers:
             gate=around.gate,
             control=control,
             seams=self._seams(consumer, control),
+            source=source,
         )
-        return Consumer(consuming, around.crew, self._open_log, deployed_at=around.deployed_at)
+        open_log = self._open_log if source is None else partial(self._open_source_log, source)
+        return Consumer(consuming, around.crew, open_log, deployed_at=around.deployed_at)
 
     def _seams(
         self, consumer: RegisteredConsumer, control: Callable[[], psycopg.Connection[Any]]
@@ -214,7 +228,22 @@ class Workers:
             settings.redis_url,
             prefix=settings.redis_prefix,
             length_max=settings.hot_log_length_max,
+            bytes_max=settings.hot_log_bytes_max,
         )
+
+    def _open_source_log(self, source: Source) -> HotLog:
+        url = self._settings.redis_url if isinstance(source.redis_url, Unset) else source.redis_url
+        if url is not None:
+            return RedisLog(url, prefix=source.redis_prefix)
+        require(
+            source.source_url is not None,
+            f"pipeline.source({source.stream_name!r}, …) names no Redis, and the pipeline has "
+            "none either. Write redis_url=… or source_url=….",
+            RegistrationError,
+        )
+        known = self._announced_elsewhere
+        url = str(source.source_url)
+        return NoHotLog(known.setdefault(url, Announcements(url)))
 
     def _open_worker(self, consumer: RegisteredConsumer) -> WorkerConnection:
         factory = self._session_factory

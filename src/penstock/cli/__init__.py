@@ -20,6 +20,8 @@ from penstock.cli import (
     sending,
     settings,
     status,
+    streams,
+    verify,
 )
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_error
@@ -74,12 +76,14 @@ application.command("work", hidden=True)(running.work)
 application.command("migrate")(schema.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
+application.command("verify")(verify.verify)
 application.add_typer(consumers.application, name="consumers")
 dead_letters.application.command("redrive")(redriving.command)
 application.add_typer(dead_letters.application, name="dead-letters")
 application.add_typer(dead_letters.application, name="dlq", hidden=True)
 application.add_typer(parked.application, name="parked")
 application.add_typer(quarantine.application, name="quarantine")
+application.add_typer(streams.application, name="streams")
 application.command("config")(settings.config)
 
 

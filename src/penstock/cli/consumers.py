@@ -26,6 +26,7 @@ from penstock.errors import OperationRefused
 from penstock.ops.consumers import Consumers
 from penstock.ops.seeking import Seeker, SeekPlan, parse_target
 from penstock.ops.status import ConsumerStatus, read_status
+from penstock.ops.streams import find_remote, forget_remote
 from penstock.stores.identity import operator_id
 
 LOOK_AGAIN_SECONDS = 0.2
@@ -207,9 +208,15 @@ def forget(
     with_dead_letters: Annotated[
         bool, typer.Option("--with-dead-letters", help="Delete parked and dead events too.")
     ] = False,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="A consumer of another service, which is gone.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Delete a stopped consumer and everything that is known of it."""
+    if remote:
+        _forget_remote(context, name, yes=yes)
+        return
     with _consumers(context) as consumers:
         full_name = consumers.find(name)
         rows = consumers.count_leftovers(full_name)
@@ -225,6 +232,23 @@ def forget(
                 on_progress=lambda deleted: bar.update(task, completed=deleted),
             )
     print(f"{full_name} is forgotten.")
+
+
+def _forget_remote(context: typer.Context, name: str, *, yes: bool) -> None:
+    schema = invocation_of(context).settings.schema
+    with invocation_of(context).connect("consumers") as connection:
+        places = ", ".join(
+            f"{found.stream_name} up to {found.checkpoint} (last report "
+            f"{found.seen_at:%Y-%m-%d %H:%M %Z})"
+            for found in find_remote(connection, name, schema)
+        )
+        confirm(
+            f"{name}, of another service, has read {places}. What it has not read is pruned when "
+            "it is old enough, and is lost to it if it comes back.",
+            yes=yes,
+        )
+        forget_remote(connection, name, schema)
+    print(f"{name} is forgotten; nothing is kept for it any more.")
 
 
 @contextmanager

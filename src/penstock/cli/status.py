@@ -88,7 +88,7 @@ def _shown(found: Status) -> Group:
             "Streams",
             ("Stream", ">Head", ">Published", ">Unnumbered", ">Oldest waits"),
             [
-                (s.name, s.head, s.published, _unnumbered(s), duration(s.oldest_unnumbered_ms))
+                (_title(s), s.head, s.published, _unnumbered(s), duration(s.oldest_unnumbered_ms))
                 for s in found.streams
             ],
         ),
@@ -125,6 +125,10 @@ def _parked(consumer: ConsumerStatus) -> str:
         return "0"
     held = f", {consumer.held_keys} held" if consumer.held_keys else ""
     return f"{consumer.parked_events} in {consumer.parked_keys} keys{held}"
+
+
+def _title(stream: StreamStatus) -> str:
+    return f"{stream.name} (of another service)" if stream.is_source else stream.name
 
 
 def _unnumbered(stream: StreamStatus) -> str:

@@ -218,9 +218,10 @@ SWEEPS = {
         "forget_operation",
         "forget_worker",
         "forget_consumer",
+        "forget_source",
     ),
 }
-"""All tables that hold a consumer's name. `remote_consumer` belongs to other databases."""
+"""All tables that hold a consumer's name. `remote_consumer` has those of other databases."""
 
 
 # ── what seeking uses too ──────────────────────────────────────────────────────────────────────

@@ -49,6 +49,8 @@ class _Place:
     floor: int
     first: int
     head: int
+    is_foreign: bool
+    """Another service numbers the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,12 @@ class Seeker:
                 return place.first
             case "latest":
                 return place.head + 1
+            case datetime() if place.is_foreign:
+                raise OperationRefused(
+                    f"{place.stream_name} is a stream of another service: which event was sent at "
+                    "a moment, this database does not know. Nothing was changed; write a "
+                    f"position, earliest ({place.first}) or latest ({place.head + 1})."
+                )
             case datetime():
                 row = self._run(
                     self._outbox_sql["position_at_time"],

@@ -27,6 +27,8 @@ class StreamStatus:
     unnumbered_is_capped: bool
     """More wait than were counted."""
     oldest_unnumbered_ms: int
+    is_source: bool = False
+    """Another service's: head and published are what a worker last saw."""
 
 
 class ConsumerState(StrEnum):
@@ -48,7 +50,7 @@ class ConsumerStatus:
     checkpoint: int
     lag_events: int
     lag_ms: int | None
-    """The age of the next unhandled event; 0 when caught up, None when the outbox lost it."""
+    """The age of the next unhandled event; 0 when caught up, None when the outbox has it not."""
     lanes: int = 1
     lanes_held: int = 0
     workers: int = 0
@@ -131,7 +133,7 @@ def read_status(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEM
 
 
 def _stream(row: tuple[Any, ...]) -> StreamStatus:
-    name, origin, head, published, count, oldest_ms = row
+    name, is_source, origin, head, published, count, oldest_ms = row
     return StreamStatus(
         name=name,
         origin=origin,
@@ -140,6 +142,7 @@ def _stream(row: tuple[Any, ...]) -> StreamStatus:
         unnumbered=min(count, UNNUMBERED_COUNT_MAX),
         unnumbered_is_capped=count > UNNUMBERED_COUNT_MAX,
         oldest_unnumbered_ms=oldest_ms,
+        is_source=is_source,
     )
 
 

@@ -14,6 +14,7 @@ from penstock.core.lanes import LaneView, lanes_for
 from penstock.core.progress import AGAIN, Progress
 from penstock.errors import ServerUnavailable
 from penstock.pipeline.consuming import Consuming, Crew
+from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.pipeline.lane import Lane
 from penstock.pipeline.reader import TierReader
 from penstock.pipeline.window import StreamWindow
@@ -21,9 +22,10 @@ from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
 from penstock.stores.migrations import require_current
-from penstock.stores.outbox import Outbox
 from penstock.stores.postgres import connect
+from penstock.stores.sources import Sources
 from penstock.stores.streams import Streams
+from penstock.stores.warm_tier import OwnWarmTier, WarmTier
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
@@ -52,9 +54,19 @@ class Consumer:
         self._lanes = Lanes(consuming.settings.schema)
         self._working: dict[int, str] = {}
         self._is_paused = False
-        self._known = self._register()
         self._hot_log = open_log()
+        self._foreign: ForeignStream | None = None
+        if consuming.source is not None:
+            self._foreign = ForeignStream(consuming, consuming.source, self._hot_log)
+        try:
+            self._known = self._register()
+        except BaseException:
+            self._close_tiers()
+            raise
         self._window = self._open_window()
+        if self._foreign is not None:
+            foreign = self._foreign
+            crew.start(self._report_role, lambda _stop, _in_handler: foreign.reporting())
 
     def step(self) -> Progress:
         """Look who is there and what is free, and adjust."""
@@ -90,6 +102,18 @@ class Consumer:
         with suppress(psycopg.Error, ServerUnavailable):
             self._consuming.leases.leave(self._consuming.control(), self._name)
         self._crew.wait(roles)
+        if self._foreign is not None:
+            self._crew.stop(self._report_role)
+            self._crew.wait({self._report_role})
+        self._close_tiers()
+
+    @property
+    def _report_role(self) -> str:
+        return f"source:{self._name}"
+
+    def _close_tiers(self) -> None:
+        if self._foreign is not None:
+            self._foreign.close()
         self._hot_log.close()
 
     def _register(self) -> Registration:
@@ -97,8 +121,13 @@ class Consumer:
         # A connection of its own for this once: registering is a transaction, and may wait.
         with connect(settings.database_url, f"penstock {self._name}") as connection:
             require_current(connection, settings.schema)
-            Streams(settings.schema).register(connection, consuming.stream_name)
-            known = Inbox(settings.schema).register(
+            starts = None
+            if self._foreign is not None:
+                starts = self._foreign.enter(connection)
+            else:
+                Sources(settings.schema).require_own(connection, consuming.stream_name)
+                Streams(settings.schema).register(connection, consuming.stream_name)
+            known = Inbox(settings.schema, starts).register(
                 connection, self._name, consuming.options, self._deployed_at
             )
         emit(signals.ConsumerRegistered(self._name, consuming.stream_name, known.start_position))
@@ -107,19 +136,24 @@ class Consumer:
 
     def _open_window(self) -> StreamWindow:
         consuming = self._consuming
-        schema = consuming.settings.schema
+        brownout = consuming.settings.brownout
+        warm_tier: WarmTier = OwnWarmTier(
+            consuming.settings, consuming.stream_name, consuming.control
+        )
+        if self._foreign is not None and consuming.source is not None:
+            warm_tier, brownout = self._foreign.tier, consuming.source.brownout
 
         def reader() -> TierReader:
             return TierReader(
-                self._name, consuming.stream_name, self._hot_log, Outbox(schema), Streams(schema)
+                self._name,
+                consuming.stream_name,
+                self._hot_log,
+                warm_tier,
+                brownout=brownout,
             )
 
         return StreamWindow(
-            self._known.lanes,
-            consuming.options.batch_size,
-            consuming.control,
-            ahead=reader(),
-            behind=reader(),
+            self._known.lanes, consuming.options.batch_size, ahead=reader(), behind=reader()
         )
 
     def _adjust(self, wanted: set[int]) -> None:

@@ -10,6 +10,7 @@ import psycopg
 
 from penstock.core.options import ConsumerOptions
 from penstock.core.settings import Settings
+from penstock.core.sources import Source
 from penstock.pipeline.gate import Gate
 from penstock.pipeline.leasing import Leases
 from penstock.pipeline.seams import ConsumerSeams
@@ -42,6 +43,8 @@ class Consuming:
     gate: Gate
     control: Callable[[], psycopg.Connection[Any]]
     """The connection that the process shares for everything but handling."""
+    source: Source | None = None
+    """Where the stream is, if it is another service's."""
 
     @property
     def stream_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -76,6 +77,7 @@ class Lane:
         self._lease: Lease | None = None
         self._cursor = 0
         self._ahead: Scan | None = None
+        self._missing: PositionMissing | None = None
         self._live: deque[Batch] = deque()
         self._parked: deque[Batch] = deque()
         self._is_parked_turn = True
@@ -113,8 +115,11 @@ class Lane:
         if not self._leases.is_held(self._lease):
             raise self._lost("it could not be renewed in time")
         try:
+            if self._missing is not None:
+                raise self._missing
             batch = self._next_batch()
         except PositionMissing as missing:
+            self._missing = None
             return self._blocked(self._cursor + 1, str(missing))
         return self._idle(self._lease) if batch is None else self._settle(batch, self._lease)
 
@@ -128,7 +133,9 @@ class Lane:
             return
         try:
             scan = self._read(wait_seconds=wait_seconds)
-        except PositionMissing:
+        except PositionMissing as missing:
+            # For the next step to tell: it might be asked too soon to find out by itself.
+            self._missing = missing
             return
         if scan.through > self._cursor:
             self._ahead = scan
@@ -152,8 +159,11 @@ class Lane:
 
     def _take_lease(self) -> Lease | None:
         known = self._known
-        # Before the lease: whatever fails once it is ours must find it in our hands.
-        head = self._streams.read(self._control(), known.stream_name).head
+        # Before the lease: whatever fails once it is ours must find it in our hands. How far
+        # another service's stream was, nobody knows for sure: whatever comes next is suspect.
+        head = sys.maxsize
+        if self._consuming.source is None:
+            head = self._streams.read(self._control(), known.stream_name).head
         lease = self._leases.acquire(
             self._control(),
             known.stream_name,

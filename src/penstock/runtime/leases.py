@@ -180,18 +180,20 @@ class LeaseKeeper:
 
         On a thread of its own: a renewal may hang in a network that swallows everything.
         """
-        margin_seconds = self._granted_seconds * ENDING_PART
-        while not self._stop.wait(margin_seconds / 4):
-            soon = time.monotonic() + margin_seconds
-            with self._lock:
-                ending = [held for held in self._held.values() if held.end and held.deadline < soon]
-                ends = [(held.lease, held.end) for held in ending]
-                for held in ending:
-                    held.end = None
-            for lease, end in ends:
-                assert end is not None
-                end()
-                self.forget(lease, "it could not be renewed in time")
+        while not self._stop.wait(self._granted_seconds * ENDING_PART / 4):
+            self._end_what_runs_out()
+
+    def _end_what_runs_out(self) -> None:
+        soon = time.monotonic() + self._granted_seconds * ENDING_PART
+        with self._lock:
+            ending = [held for held in self._held.values() if held.end and held.deadline < soon]
+            ends = [(held.lease, held.end) for held in ending]
+            for held in ending:
+                held.end = None
+        for lease, end in ends:
+            assert end is not None
+            end()
+            self.forget(lease, "it could not be renewed in time")
 
     def _renew_for_ever(self) -> None:
         while not self._stop.wait(self._settings.lease_renew_seconds):

@@ -21,7 +21,7 @@ from penstock.errors import (
     RollbackInTransactionError,
 )
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
-from penstock.stores.starts import Starts
+from penstock.stores.starts import StartChooser, Starts
 from penstock.stores.worker_connection import WorkerConnection
 
 Connection = psycopg.Connection[Any]
@@ -58,10 +58,10 @@ class Claim:
 class Inbox:
     """The tables `consumer`, `processed_event` and `seal`."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, schema: str = DEFAULT_SCHEMA, starts: StartChooser | None = None) -> None:
         self._sql = Queries("consumer.sql", schema)
         self._lane_sql = Queries("lane.sql", schema)
-        self._starts = Starts(schema)
+        self._starts = starts or Starts(schema)
 
     def register(
         self,

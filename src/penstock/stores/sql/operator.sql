@@ -52,18 +52,21 @@ UPDATE events.consumer
 RETURNING name
 
 -- name: place
--- Where a consumer stands and where it could: its lowest lane, the first event kept, the head.
+-- Where a consumer stands and where it could: its lowest lane, the first event kept, the head; of
+-- another service's stream, as its workers saw it last.
 SELECT c.stream_name, c.epoch,
        coalesce((SELECT min(l.checkpoint) FROM events.stream_lease l
                   WHERE l.stream_name = c.stream_name AND l.epoch = c.epoch
                     AND split_part(l.role, '/', 1) = 'consumer:' || c.name),
                 c.start_position - 1),
-       coalesce((SELECT min(o.position) FROM events.outbox_event o
+       coalesce(f.first,
+                (SELECT min(o.position) FROM events.outbox_event o
                   WHERE o.stream_name = c.stream_name AND o.position IS NOT NULL),
                 s.head + 1, 1),
-       coalesce(s.head, 0)
+       coalesce(f.head, s.head, 0), f.stream_name IS NOT NULL
   FROM events.consumer c
   LEFT JOIN events.stream s ON s.name = c.stream_name
+  LEFT JOIN events.source f ON f.stream_name = c.stream_name
  WHERE c.name = %(consumer)s
 
 -- name: count_settled
@@ -220,3 +223,9 @@ DELETE FROM events.worker WHERE consumer = %(consumer)s
 -- name: forget_consumer
 -- Last, so that its row's lock covers everything above.
 DELETE FROM events.consumer WHERE name = %(consumer)s
+
+-- name: forget_source
+-- With its last consumer a stream of another service is forgotten too, and its name is free.
+DELETE FROM events.source f
+ WHERE f.stream_name = %(stream_name)s
+   AND NOT EXISTS (SELECT 1 FROM events.consumer c WHERE c.stream_name = f.stream_name)
