@@ -74,6 +74,27 @@ failures: $(READY) ## make keys fail and kill workers, and measure what the othe
 	$(BIN)/python -m tests.backlog_drill
 	$(BIN)/python -m tests.redrive_drill
 
+.PHONY: recovery
+recovery: $(READY) ## strike processes and servers under load, and measure how soon work goes on
+	$(BIN)/python -m tests.recovery_drill
+
+.PHONY: brownout
+brownout: $(READY) ## measure what consumers and senders keep while Redis is down
+	$(BIN)/python -m tests.brownout_drill
+
+.PHONY: mountain
+mountain: $(READY) ## work off ten million events: memory, lag query, speed; takes 25 GB of disk
+	$(BIN)/python -m tests.mountain_drill
+
+# HOURS=8 goes on, run after run, until one fails or the time is over.
+.PHONY: chaos
+chaos: $(READY) ## hurt servers, network and processes for four minutes, and prove what holds
+	$(BIN)/python -m tests.chaos $(if $(HOURS),--hours $(HOURS))
+
+.PHONY: simulate
+simulate: $(READY) ## try random interleavings and faults on models of the stores
+	$(BIN)/python -m tests.simulation --histories 100000
+
 .PHONY: bench
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks

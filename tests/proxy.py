@@ -49,6 +49,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._cut_match: bytes | None = None
         self._cut_after = 0
+        self._cut_done = threading.Event()
         self._swallow_replies = threading.Event()
         self._flow = threading.Event()
         self._flow.set()
@@ -74,6 +75,15 @@ class Proxy:
         user, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{user}{at}127.0.0.1:{self.port}").geturl()
 
+    def retarget(self, url: str) -> None:
+        """Forward to the server of this URL from now on; whoever is connected is cut off."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        with self._lock:
+            self._target = (parts.hostname, parts.port)
+        self.cut()
+
     def cut(self) -> None:
         """Reset every open connection; new ones are welcome."""
         with self._lock:
@@ -82,12 +92,22 @@ class Proxy:
         for link in links:
             link.reset()
 
-    def cut_reply_to(self, match: bytes, *, nth: int = 1) -> None:
-        """Forward the nth request that contains `match`, then reset instead of its reply. Once."""
+    def cut_reply_to(self, match: bytes, *, nth: int = 1) -> threading.Event:
+        """Forward the nth request that contains `match`, then reset instead of its reply. Once.
+
+        Returns what is set when it has happened.
+        """
         with self._lock:
             self._cut_match, self._cut_after = match, nth
+            self._cut_done = threading.Event()
             for link in self._links:
                 link.matched = 0
+            return self._cut_done
+
+    def spare_replies(self) -> None:
+        """Forget a `cut_reply_to` that has not happened."""
+        with self._lock:
+            self._cut_match = None
 
     @contextmanager
     def swallowing_replies(self) -> Iterator[None]:
@@ -121,6 +141,14 @@ class Proxy:
         """Hold every chunk back for this long; 0 ends it."""
         self._delay_seconds = seconds
 
+    def heal(self) -> None:
+        """End every fault that is switched on."""
+        self._delay_seconds = 0.0
+        self._refuse.clear()
+        self._swallow_replies.clear()
+        self._flow.set()
+        self.spare_replies()
+
     def close(self) -> None:
         """Stop listening and cut everything."""
         self._closed.set()
@@ -148,8 +176,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            target = self._target
             try:
-                link = _Link(client, socket.create_connection(self._target))
+                link = _Link(client, socket.create_connection(target))
             except OSError:
                 client.close()
                 continue
@@ -159,7 +188,11 @@ class Proxy:
             for side in (link.client, link.server):
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._links.append(link)
+                is_current = target == self._target
+                self._links += [link] if is_current else []
+            if not is_current:
+                link.reset()
+                continue
             self._start(self._forward_requests, link)
             self._start(self._forward_replies, link)
 
@@ -196,6 +229,7 @@ class Proxy:
                 return False
             self._cut_match = None
             self.cuts += 1
+            self._cut_done.set()
             return True
 
     def _hold(self) -> None:

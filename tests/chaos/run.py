@@ -1,0 +1,182 @@
+"""One run: servers, hosts, faults for a while, calm, and everything that was written down."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psycopg
+
+from penstock.errors import PenstockError
+from penstock.stores.migrations import migrate
+from penstock.telemetry.failpoints import Action, Hit
+from tests.chaos.app import STREAM
+from tests.chaos.arming import Armoury
+from tests.chaos.checker import Checker
+from tests.chaos.hosts import STOP_SECONDS, Hosts
+from tests.chaos.nemesis import GAP_SECONDS, Nemesis
+from tests.chaos.report import Demands, Injected, Report
+from tests.chaos.servers import World
+from tests.chaos.tripwires import lay_tripwires
+from tests.chaos.watch import Watch
+from tests.line import create_tables
+from tests.waiting import wait_until
+
+OPERATOR_SECONDS = 0.5
+REDRIVE_EVERY_SECONDS = 5.0
+REDRIVE_SECONDS = 1.5
+VERIFY_EVERY_SECONDS = 20.0
+BEGUN_SECONDS = 60.0
+EVENTS_PER_SECOND = 380.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run shall be like."""
+
+    seed: int
+    seconds: float
+    profile: str = "everything"
+    events_per_second: float = EVENTS_PER_SECOND
+    gap_seconds: float = GAP_SECONDS
+    """How much time passes between two faults, on average."""
+    demands: Demands = field(default_factory=Demands)
+
+    @property
+    def command(self) -> str:
+        """How to do it again."""
+        options = {
+            "--seed": self.seed,
+            "--seconds": f"{self.seconds:g}",
+            "--profile": self.profile,
+            "--rate": f"{self.events_per_second:g}",
+            "--gap": f"{self.gap_seconds:g}",
+        }
+        parts = [part for name, value in options.items() for part in (name, str(value))]
+        return shlex.join(["python", "-m", "tests.chaos", *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """What a fault gets: the servers and the hosts."""
+
+    world: World
+    hosts: Hosts
+
+
+def run(plan: Plan, folder: Path) -> Report:
+    """Run, heal, wait, check. Everything that was started has ended when this returns."""
+    folder.mkdir(exist_ok=True)
+    armoury = Armoury(folder, plan.seed)
+    with World(folder / "servers") as world:
+        migrate(world.direct_database_url)
+        create_tables(world.direct_database_url)
+        lay_tripwires(world.direct_database_url)
+        hosts = Hosts(
+            world, folder, armoury, seed=plan.seed, events_per_second=plan.events_per_second
+        )
+        with hosts:
+            _wait_until_begun(world, hosts)
+            with Watch(lambda: world.direct_database_url, STREAM) as watch:
+                armoury.arm()
+                with Shift(hosts) as shift:
+                    nemesis = _disturb(Chaos(world, hosts), plan, folder)
+                hosts.calm_down()
+                hosts.stop_senders()
+                checker = Checker(world, folder, hosts.operator, names=hosts.consumer_names)
+                settled_seconds = checker.settle(plan.demands.settled_seconds)
+            meanwhile = [*watch.ratchet.faults, *shift.faults]
+            verdict = checker.check(settled_seconds, meanwhile)
+    return Report(
+        seed=plan.seed,
+        seconds=plan.seconds,
+        profile=plan.profile,
+        command=plan.command,
+        faults=_injected(nemesis, armoury.log),
+        impossible=nemesis.unavailable,
+        hits=armoury.hits,
+        missed=armoury.missed,
+        stalls=watch.progress.stalls,
+        effects=sum(consumer.handled for consumer in verdict.books.consumers),
+        quarantined=hosts.operator.quarantined,
+        verified=hosts.operator.verified,
+        verdict=verdict,
+        demands=plan.demands,
+    )
+
+
+def _disturb(chaos: Chaos, plan: Plan, folder: Path) -> Nemesis:
+    """Faults for as long as the plan says. Returns when all have healed."""
+    nemesis = Nemesis(chaos, seed=plan.seed, profile=plan.profile, gap_seconds=plan.gap_seconds)
+    try:
+        with nemesis:
+            threading.Event().wait(plan.seconds)
+    finally:
+        # For whoever has kept the folder and looks for the cause of something.
+        told = [f"{one.started_at:.2f} {one.healed_at:.2f} {one.text}" for one in nemesis.history]
+        (folder / "faults").write_text("\n".join(told))
+    return nemesis
+
+
+def _injected(nemesis: Nemesis, hits: Sequence[Hit]) -> list[Injected]:
+    """Faults and failpoints; a process that stands still is hurt until somebody continues it."""
+    faults = [Injected(one.kind, one.started_at, one.healed_at) for one in nemesis.history]
+    for hit in hits:
+        seconds = STOP_SECONDS if hit.action is Action.STOP else 0.0
+        faults.append(Injected(f"failpoint-{hit.action}", hit.at, hit.at + seconds))
+    return faults
+
+
+def _wait_until_begun(world: World, hosts: Hosts) -> None:
+    """Events flow through every consumer before the first fault."""
+
+    def has_begun() -> bool:
+        with psycopg.connect(world.direct_database_url) as connection:
+            rows = connection.execute("SELECT DISTINCT consumer FROM effect").fetchall()
+        return {name for (name,) in rows} == set(hosts.consumer_names)
+
+    wait_until(has_begun, seconds=BEGUN_SECONDS, what=lambda: f"events flow:\n{hosts.tails()}")
+
+
+class Shift:
+    """Somebody looks after the line meanwhile: redrives, releases, and verifies."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="operator")
+        self._due_at: dict[str, float] = {}
+        self.faults: list[str] = []
+        """What the books said in the middle of it: they have to balance at any moment."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        operator = self._hosts.operator
+        while not self._end.wait(OPERATOR_SECONDS):
+            # A server that is away, or goes away in the middle, is nothing special here.
+            with suppress(psycopg.Error, PenstockError):
+                operator.release_quarantined()
+                if self._is_due("redrive", REDRIVE_EVERY_SECONDS):
+                    operator.redrive(REDRIVE_SECONDS)
+                if self._is_due("verify", VERIFY_EVERY_SECONDS):
+                    self.faults += operator.verify()
+
+    def _is_due(self, what: str, every_seconds: float) -> bool:
+        now = time.monotonic()
+        is_due = now >= self._due_at.setdefault(what, now + every_seconds)
+        if is_due:
+            self._due_at[what] = now + every_seconds
+        return is_due

@@ -1,0 +1,152 @@
+"""One history: a line under faults, then healed, then held against its promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from penstock.errors import FatalError
+from tests.simulation.database import OutboxRow
+from tests.simulation.faults import DECK, end_worker
+from tests.simulation.promises import Promises
+from tests.simulation.world import Conduct, World
+
+TURNS_MIN, TURNS_MAX = 20, 55
+FAULT_SHARE = 0.42
+SEND_SHARE = 0.2
+CATCH_UP_SHARE = 0.1
+HEALING_TURNS_MAX = 3000
+CHECK_EVERY_TURNS = 4
+KEYS = (None, "a", "b")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a history came to."""
+
+    seed: int
+    violations: list[str]
+    faults: dict[str, int]
+    turns: int
+    events: int
+
+
+class Senders:
+    """Applications that send: ids are drawn under a lock on the key, commits come later."""
+
+    def __init__(self, world: World, events: int) -> None:
+        self._world = world
+        self._left = events
+        self._open: list[list[OutboxRow]] = []
+        self._numbers: dict[str | None, int] = {}
+        self._born = 0
+        world.at_fail_over.append(self._open.clear)
+
+    def step(self) -> None:
+        """Begin a transaction, or decide on one."""
+        dice = self._world.machine.dice
+        if self._open and (dice() < 0.6 or not self._left):
+            rows = self._open.pop(int(dice() * len(self._open)))
+            if dice() < 0.95:
+                self._world.database.send(rows)
+        elif self._left:
+            self._begin()
+
+    def _begin(self) -> None:
+        world, dice = self._world, self._world.machine.dice
+        locked = {row.key for rows in self._open for row in rows if row.key is not None}
+        free = [key for key in KEYS if key not in locked]
+        rows = []
+        for _ in range(1 + int(dice() * 3)):
+            if self._left:
+                self._left -= 1
+                rows.append(self._row(free[int(dice() * len(free))]))
+        for row in rows:
+            if dice() < 0.3:
+                world.conduct[row.event_uuid] = self._conduct()
+        self._open.append(rows)
+
+    def _row(self, key: str | None) -> OutboxRow:
+        database = self._world.database
+        row_id = database.next_id
+        database.next_id += 1
+        number = self._numbers[key] = self._numbers.get(key, 0) + 1
+        self._born += 1
+        return OutboxRow(row_id, f"00000000-0000-7000-8000-{self._born:012x}", key, number)
+
+    def _conduct(self) -> Conduct:
+        dice = self._world.machine.dice
+        kind = dice()
+        if kind < 0.05:
+            return Conduct(is_deadly=True)
+        if kind < 0.2:
+            return Conduct(9, FatalError)
+        error = psycopg.DataError if kind < 0.4 else ValueError
+        return Conduct(1 + int(dice() * 4), error)
+
+    def finish(self) -> None:
+        """Send the rest, and decide on everything."""
+        while self._left or self._open:
+            self.step()
+
+
+def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome:
+    """A history from its seed; the models have to be in place."""
+    world = World(seed)
+    machine = world.machine
+    machine.tell = tell
+    promises = Promises(world)
+    dice = machine.dice
+    world.batch_size = 1 + int(dice() * 4)
+    world.lanes = 1 + int(dice() * 2)
+    if dice() < 0.1:
+        world.on_exhausted = "hold"
+    world.may_lose_commits = dice() < 0.1
+    if dice() < 0.4:
+        world.wire.loss_share = world.hot.loss_share = 0.02
+    events = 2 + int(dice() * 6)
+    senders = Senders(world, events)
+    senders.step()
+    senders.step()
+    world.start_worker("publisher")
+    world.start_worker("consumer")
+    turns = TURNS_MIN + int(dice() * (TURNS_MAX - TURNS_MIN))
+    for _ in range(turns):
+        if dice() < FAULT_SHARE:
+            fault = DECK[int(dice() * len(DECK))]
+            if fault(world):
+                world.note_fault(fault.__name__)
+        if dice() < SEND_SHARE:
+            senders.step()
+        if world.may_lose_commits and dice() < CATCH_UP_SHARE:
+            world.standby = world.database.snapshot()
+        world.supervise()
+        machine.turn()
+    senders.finish()
+    turns += _heal(world, promises)
+    promises.check_end()
+    if world.wire.losses or world.hot.losses:
+        world.faults["lost connection"] = world.wire.losses + world.hot.losses
+    machine.end()
+    return Outcome(seed, machine.violations, world.faults, turns, len(world.database.outbox))
+
+
+def _heal(world: World, promises: Promises) -> int:
+    """No more faults: whoever is left, or healthy ones alone, go on until all is done."""
+    machine = world.machine
+    machine.note("HEALING")
+    world.wire.loss_share = world.hot.loss_share = 0.0
+    world.hot.is_away = False
+    if machine.dice() < 0.3:
+        for worker in world.alive():
+            end_worker(world, worker)
+    else:
+        world.start_worker()
+    for turn in range(HEALING_TURNS_MAX):
+        if turn % CHECK_EVERY_TURNS == 0 and (machine.violations or promises.is_done()):
+            return turn
+        world.supervise()
+        machine.turn()
+    return HEALING_TURNS_MAX

@@ -1,0 +1,200 @@
+"""The statements on parked events and dead letters on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.simulation.database import DeadRow, Parameters, ParkedRow, Rows, Transaction
+from tests.simulation.inbox_statements import array, mark, numbers
+from tests.simulation.log_statements import statement
+
+
+def _of_lane(rows: Iterable[ParkedRow], parameters: Parameters) -> list[ParkedRow]:
+    lanes, lane = parameters["lanes"], parameters["lane"]
+    return [row for row in rows if row.key_hash % lanes == lane]
+
+
+@statement("parked.sql", "look")
+def look(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked = transaction.rows(transaction.database.parked).values()
+    rows = [
+        row for row in _of_lane(parked, parameters) if row.next_attempt_at is not None or row.held
+    ]
+    times = [row.next_attempt_at for row in rows if row.next_attempt_at is not None]
+    keys = [row.key_hash for row in rows] if 0 < len(rows) <= parameters["keys_max"] else None
+    now = transaction.database.machine.now
+    return [(bool(rows), keys, min(times) - now if times else None)]
+
+
+@statement("parked.sql", "due")
+def due(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked = transaction.rows(transaction.database.parked)
+    now, count, in_order = (
+        transaction.database.machine.now,
+        parameters["count"],
+        parameters["in_order"],
+    )
+    heads = [
+        row
+        for row in _of_lane(parked.values(), parameters)
+        if row.next_attempt_at is not None and row.next_attempt_at <= now
+    ]
+    if in_order:
+        heads = [row for row in heads if row.position == _first(parked.values(), row.key_hash)]
+    heads.sort(key=lambda row: (row.next_attempt_at, row.position))
+    chosen: set[int] = set()
+    for head in heads[:count]:
+        following = sorted(
+            row.position
+            for row in parked.values()
+            if row.key_hash == head.key_hash and row.position >= head.position and not row.held
+        )
+        chosen.update(following[: count if head.attempts == 0 and in_order else 1])
+    rows = [parked[position] for position in sorted(chosen)[:count]]
+    return [(row.position, row.entry, row.attempts, False) for row in rows]
+
+
+def _first(rows: Iterable[ParkedRow], key_hash: int) -> int | None:
+    return min((row.position for row in rows if row.key_hash == key_hash), default=None)
+
+
+@statement("parked.sql", "claim")
+def claim(transaction: Transaction, parameters: Parameters) -> Rows:
+    mark(transaction, parameters)
+    parked = transaction.database.parked
+    held: list[int] = []
+    for position in numbers(parameters["positions"]):
+        row = transaction.rows(parked).get(position)
+        if row is None or row.held:
+            continue
+        transaction.lock(parked, position)
+        # It may have gone while we waited.
+        row = transaction.rows(parked).get(position)
+        if row is not None and not row.held:
+            held.append(position)
+    transaction.seal = (parameters["seal_id"], len(held))
+    return [(held, [])]
+
+
+@statement("parked.sql", "settle")
+def settle(transaction: Transaction, parameters: Parameters) -> Rows:
+    database, positions = transaction.database, numbers(parameters["positions"])
+    keys = []
+    for position in positions:
+        row = transaction.rows(database.parked).get(position)
+        if row is None:
+            continue
+        transaction.write(database.parked, position, None)
+        _set_outcome(transaction, row, parameters["outcome"])
+        if row.event_uuid in transaction.rows(database.dead):
+            transaction.write(database.dead, row.event_uuid, None)
+        keys.append(row.key_hash)
+    _promote(transaction, keys, positions)
+    return [(None,)]
+
+
+def _set_outcome(transaction: Transaction, row: ParkedRow, outcome: str) -> None:
+    processed = transaction.database.processed
+    if row.event_uuid in transaction.rows(processed):
+        transaction.write(processed, row.event_uuid, (row.position, outcome))
+
+
+def _promote(transaction: Transaction, keys: Iterable[int], leaving: list[int]) -> None:
+    parked = transaction.database.parked
+    now = transaction.database.machine.now
+    for key_hash in sorted(set(keys)):
+        rows = transaction.rows(parked)
+        first = _first((row for p, row in rows.items() if p not in leaving), key_hash)
+        if first is not None and rows[first].next_attempt_at is None and not rows[first].held:
+            transaction.write(parked, first, rows[first]._replace(next_attempt_at=now))
+
+
+@statement("parked.sql", "park")
+def park(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked = transaction.database.parked
+    added: dict[int, list[tuple[int, str, str]]] = {}
+    for position, event_uuid, key_hash, entry in sorted(
+        zip(
+            numbers(parameters["positions"]),
+            array(parameters["event_uuids"]),
+            numbers(parameters["key_hashes"]),
+            parameters["entries"],
+            strict=True,
+        )
+    ):
+        added.setdefault(key_hash, []).append((position, event_uuid, entry))
+    queues: Rows = []
+    for key_hash, events in added.items():
+        of_key = [r for r in transaction.rows(parked).values() if r.key_hash == key_hash]
+        first = min((r for r in of_key if r.position < events[0][0]), default=None)
+        if first is not None and transaction.is_locked_by_others(parked, first.position):
+            first = None
+        if first is not None:
+            transaction.lock(parked, first.position)
+        depth = max(of_key).depth if of_key else 0
+        for n, event in enumerate(events, 1):
+            is_first = first is None and n == 1
+            _park(transaction, parameters, key_hash, event, depth=depth + n, is_first=is_first)
+        waiting = depth - first.depth if first is not None else 0
+        queues.append((first.position if first is not None else 0, waiting, len(events)))
+    return queues
+
+
+def _park(
+    transaction: Transaction,
+    parameters: Parameters,
+    key_hash: int,
+    event: tuple[int, str, str],
+    *,
+    depth: int,
+    is_first: bool,
+) -> None:
+    now, delay = transaction.database.machine.now, parameters["delay_seconds"]
+    position, event_uuid, entry = event
+    next_attempt_at: float | None = None
+    if not parameters["held"]:
+        if delay is not None:
+            next_attempt_at = now + delay
+        elif is_first:
+            next_attempt_at = now
+    row = ParkedRow(
+        position,
+        event_uuid,
+        key_hash,
+        entry,
+        parameters["attempts"],
+        next_attempt_at,
+        parameters["held"],
+        depth,
+    )
+    transaction.insert(transaction.database.parked, position, row)
+
+
+@statement("parked.sql", "postpone")
+def postpone(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked, position = transaction.database.parked, parameters["position"]
+    row = transaction.rows(parked).get(position)
+    if row is not None:
+        held = parameters["held"]
+        due_at = None if held else transaction.database.machine.now + parameters["delay_seconds"]
+        row = row._replace(attempts=parameters["attempts"], held=held, next_attempt_at=due_at)
+        transaction.write(parked, position, row)
+    return []
+
+
+@statement("parked.sql", "bury")
+def bury(transaction: Transaction, parameters: Parameters) -> Rows:
+    row = DeadRow(parameters["position"], parameters["reason"])
+    transaction.write(transaction.database.dead, parameters["event_uuid"], row)
+    return []
+
+
+@statement("parked.sql", "remove")
+def remove(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked, position = transaction.database.parked, parameters["position"]
+    row = transaction.rows(parked).get(position)
+    if row is not None:
+        transaction.write(parked, position, None)
+        _set_outcome(transaction, row, "dead")
+        _promote(transaction, [row.key_hash], [position])
+    return [(None,)]

@@ -1,0 +1,314 @@
+"""A whole line over the models: production publishers, consumers and lanes in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Literal
+from unittest.mock import patch
+
+import psycopg
+
+from penstock.core.forensics import Forensics
+from penstock.core.mac import MacKeys
+from penstock.core.options import ConsumerOptions, OnExhausted
+from penstock.core.retry import Retry
+from penstock.core.settings import Settings
+from penstock.core.wire import Entry
+from penstock.errors import PenstockError
+from penstock.pipeline import (
+    calling,
+    consumer,
+    gate,
+    judgement,
+    lane,
+    parking,
+    publisher,
+    reader,
+    window,
+)
+from penstock.pipeline.consumer import Consumer
+from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.gate import Gate
+from penstock.pipeline.publisher import Publisher
+from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.signature import HandlerPlan, View
+from penstock.runtime import leases
+from penstock.runtime.leases import LeaseKeeper
+from penstock.runtime.loop import Loop, Stage
+from penstock.stores import outage
+from tests.simulation.connections import ModelConnection, ModelWorker, Wire
+from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
+from tests.simulation.database import Database, Effect, OutboxRow
+from tests.simulation.hot_log import HotServer, ModelHotLog
+from tests.simulation.machine import Actor, Machine, Process
+
+# Everything takes a while of the same order, so that no history waits long for anything.
+SETTINGS = Settings(
+    database_url="postgresql://model",
+    wakeup="poll",
+    poll_seconds=0.8,
+    lease_seconds=1.0,
+    lease_renew_seconds=0.4,
+    publish_batch_size=3,
+    mac_key="key1:" + b"0123456789abcdef".hex(),
+)
+TIMES: tuple[tuple[Any, str, float], ...] = (
+    (publisher, "SWEEP_SECONDS", 0.8),
+    (publisher, "REFUSED_RETRY_SECONDS", 0.8),
+    (publisher, "POLL_MODE_SECONDS", 0.4),
+    (consumer, "WATCH_SECONDS", 0.8),
+    (consumer, "WATCH_OTHERS_SECONDS", 0.8),
+    (reader, "HEAD_CHECK_SECONDS", 0.4),
+    (lane, "WAIT_SECONDS", 0.8),
+    (lane, "ADVANCE_SECONDS", 0.4),
+    (lane, "BLOCKED_PAUSE_SECONDS", 0.5),
+    (parking, "LOOK_SECONDS", 0.8),
+    (parking, "LOOK_SOON_SECONDS", 0.3),
+)
+Role = Literal["publisher", "consumer"]
+RETRY = Retry.fixed(seconds=0.2, attempts_max=3)
+FORENSICS = Forensics("Error", "", "", "")
+
+
+class KEYS:
+    """Who signs."""
+
+    own = MacKeys.parse(SETTINGS.mac_key or "")
+    forged = MacKeys(b"key1", {b"key1": b"fedcba9876543210"})
+
+
+@dataclass(slots=True)
+class Conduct:
+    """How a handler takes one event."""
+
+    failures_left: int = 0
+    """So many calls fail before one succeeds."""
+    error: type[Exception] = ValueError
+    is_deadly: bool = False
+    """Whether its handler ends the process."""
+
+
+class Plan(HandlerPlan):
+    """A handler that takes the entry as it is: nothing is decoded that nobody looks at."""
+
+    def decode(self, entry: Entry) -> Any:
+        return entry
+
+
+class Crew:
+    """Runs the lanes of a process as actors."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._members: dict[str, tuple[Actor, Event]] = {}
+
+    def start(self, name: str, open_stage: Callable[..., Stage]) -> None:
+        member = self._members.get(name)
+        if member is not None and member[0].is_alive:
+            return
+        stop = Event()
+        actor = self._worker.loop(name, lambda: open_stage(stop, nullcontext()), stop)
+        self._members[name] = (actor, stop)
+
+    def stop(self, name: str) -> None:
+        if name in self._members:
+            self._members[name][1].set()
+
+    def wait(self, names: set[str]) -> None:
+        while any(self._members[name][0].is_alive for name in names if name in self._members):
+            present.machine.sleep(0.05)
+
+
+class Control:
+    """The connection that a process shares for everything but handling."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._connection = ModelConnection(wire)
+
+    def get(self) -> Any:
+        if self._connection.closed:
+            self._connection = ModelConnection(self._wire)
+        return self._connection
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Keeper(LeaseKeeper):
+    """The lease keeper without threads of its own: an actor renews and ends."""
+
+    def __init__(self, worker_id: str, wire: Wire) -> None:
+        super().__init__(SETTINGS, worker_id)
+        self.control = Control(wire)  # type: ignore[assignment]
+
+    def _ensure_thread(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        while True:
+            present.machine.sleep(SETTINGS.lease_renew_seconds)
+            self._end_what_runs_out()
+            try:
+                self._renew(self.control.get())
+            except (psycopg.Error, PenstockError):
+                continue
+
+
+@cache
+def _options(lanes: int, batch_size: int, on_exhausted: OnExhausted) -> ConsumerOptions:
+    return ConsumerOptions(
+        stream_name=Database.stream_name,
+        name="bill",
+        lanes=lanes,
+        batch_size=batch_size,
+        retry=RETRY,
+        on_exhausted=on_exhausted,
+    )
+
+
+class Worker:
+    """One process: a publisher, or a consumer with its lanes."""
+
+    def __init__(self, world: World, name: str, role: Role) -> None:
+        self.world = world
+        self.process = Process(name)
+        self.role = role
+        self._keeper = Keeper(name, world.wire)
+        machine = world.machine
+        machine.start(self.process, "keeper", self._keeper.keep)
+        self._lanes = world.lanes
+        self._deployed_at = datetime.fromtimestamp(machine.now, UTC)
+        open_stage = self._publisher if role == "publisher" else self._consumer
+        self.loop(role, open_stage, Event())
+
+    def loop(self, name: str, open_stage: Callable[[], Stage], stop: Event) -> Actor:
+        """Run a stage as production does, as an actor."""
+        run = Loop(name, open_stage, stop).run  # type: ignore[arg-type]
+        return self.world.machine.start(self.process, name, run)
+
+    def _publisher(self) -> Stage:
+        hot_log = ModelHotLog(self.world.hot)
+        return Publisher(SETTINGS, self._keeper, hot_log)
+
+    def _consumer(self) -> Stage:
+        world = self.world
+        consuming = Consuming(
+            name=Database.consumer,
+            options=_options(self._lanes, world.batch_size, world.on_exhausted),
+            plan=Plan(self._handle, False, False, True, None, (None, View.CURSOR)),
+            settings=SETTINGS,
+            leases=self._keeper,
+            seams=ConsumerSeams(
+                open_worker=lambda: ModelWorker(world.wire, self.process),
+                insert_sends=lambda _worker, _session: None,
+            ),
+            gate=Gate(),
+            control=self._keeper.control.get,
+        )
+        return Consumer(
+            consuming,
+            Crew(self),
+            lambda: ModelHotLog(world.hot),
+            deployed_at=self._deployed_at,
+        )
+
+    def _handle(self, entry: Entry, cursor: ModelWorker) -> None:
+        """The handler: writes one effect, or fails as the event wants it."""
+        world = self.world
+        row = world.database.by_position.get(entry.position)
+        if row is None or row.event_uuid != entry.event_uuid:
+            row = world.forgotten.get((entry.position, entry.event_uuid))
+        if row is None:
+            world.machine.violate(f"phantom: {entry.event_uuid} was handled at {entry.position}")
+            return
+        conduct = world.conduct.get(entry.event_uuid)
+        if conduct is not None:
+            if conduct.is_deadly:
+                world.note_fault("deadly event")
+                world.machine.kill(self.process)
+            if conduct.failures_left > 0:
+                conduct.failures_left -= 1
+                world.note_fault("failing handler")
+                raise conduct.error("as the history wants it")
+        cursor.write(Effect(row.event_uuid, row.key, row.number, entry.position))
+
+
+class World:
+    """The servers, the worker processes, and what is expected of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.machine = machine = Machine(seed)
+        present.machine = machine
+        self.database = Database(machine)
+        self.hot = HotServer(machine)
+        self.hot.alive_seconds = 1.0
+        self.wire = present.wire = Wire(self.database)
+        self.conduct: dict[str, Conduct] = {}
+        self.faults: dict[str, int] = {}
+        self.workers: list[Worker] = []
+        self.saved = self.hot.snapshot()
+        self.lanes = 1
+        self.batch_size = 3
+        self.on_exhausted: OnExhausted = "bury"
+        self.forgotten: dict[tuple[int, str], OutboxRow] = {}
+        """Events that a failover has lost; who still finds them on the hot log may handle them."""
+        self.standby = self.database.snapshot()
+        self.may_lose_commits = False
+        self.at_fail_over: list[Callable[[], None]] = []
+        self._born = 0
+        self._deaths_seen = 0
+
+    def start_worker(self, role: Role | None = None) -> None:
+        """One more process; without a role, of either kind."""
+        if role is None:
+            role = "publisher" if self.machine.dice() < 0.4 else "consumer"
+        self._born += 1
+        self.workers.append(Worker(self, f"{role[0]}{self._born}", role))
+
+    def alive(self) -> list[Worker]:
+        """The workers that nobody has killed."""
+        return [worker for worker in self.workers if not worker.process.is_dead]
+
+    def supervise(self) -> None:
+        """Somebody sees to it that there is a worker of each kind."""
+        if self.machine.deaths != self._deaths_seen:
+            self._deaths_seen = self.machine.deaths
+            self.workers = self.alive()
+            missing = {"publisher", "consumer"} - {worker.role for worker in self.workers}
+            for role in sorted(missing):
+                self.start_worker(role)  # type: ignore[arg-type]
+
+    def note_fault(self, kind: str) -> None:
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+        if self.machine.tell is not None:
+            self.machine.note(f"FAULT {kind}")
+
+
+def _connect(_url: str, _name: str) -> ModelConnection:
+    machine = present.machine
+    machine.breathe()
+    return ModelConnection(present.wire)
+
+
+@contextmanager
+def models_in_place() -> Iterator[None]:
+    """Production modules see the models' clock, threads and connections for a while."""
+    with ExitStack() as stack:
+        clock: Any = Clock
+        for module in (publisher, reader, lane, parking, calling, outage, leases):
+            stack.enter_context(patch.object(module, "time", clock))
+        for module in (window, gate):
+            stack.enter_context(patch.object(module, "threading", Threading))
+        for module in (publisher, consumer):
+            stack.enter_context(patch.object(module, "connect", _connect))
+            stack.enter_context(patch.object(module, "require_current", lambda *_: None))
+        stack.enter_context(patch.object(judgement, "forensics_of", lambda _: FORENSICS))
+        stack.enter_context(patch.object(judgement, "random", Dice))
+        for module, name, seconds in TIMES:
+            stack.enter_context(patch.object(module, name, seconds))
+        yield
