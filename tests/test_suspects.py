@@ -169,6 +169,31 @@ def test_a_suspect_that_merely_fails_is_no_suspect_any_more(bench: Workbench) ->
     assert suspects(bench) == []
 
 
+def test_an_unfinished_start_makes_a_suspect_also_after_a_clean_end(bench: Workbench) -> None:
+    """Its holder died, and lanes were changed before anybody noticed."""
+    bench.send(5)
+    bench.publish()
+    pretend_crashes(bench, 3, "one", "two", "three")
+    run_until_idle(bench.consumer(handle))
+    assert sorted(bench.rows("SELECT position FROM effect")) == [1, 2, 4, 5]
+    assert bench.rows("SELECT position FROM events.dead_letter") == [3]
+    assert suspects(bench) == []
+
+
+def test_the_start_of_an_event_that_somebody_settled_is_forgotten(bench: Workbench) -> None:
+    bench.send(3)
+    bench.publish()
+    consumer = bench.consumer(handle)
+    run_until_idle(consumer)
+    consumer.close()
+    pretend_crashes(bench, 2, "one")
+    bench.send(1)
+    bench.publish()
+    run_until_idle(bench.consumer(handle))
+    assert suspects(bench) == []
+    assert len(bench.rows("SELECT position FROM effect")) == 4
+
+
 def test_a_body_can_be_printed_again_byte_for_byte() -> None:
     body = (
         b"event\n018f\n3\n17\n018f0000-0000-7000-8000-000000000001\nplaced\n2\n\n1700000000000000\n"

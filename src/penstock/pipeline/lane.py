@@ -84,6 +84,7 @@ class Lane:
         self._is_passing = False
         self._suspects_left = 0
         self._suspects_last = 0
+        self._unfinished: frozenset[int] = frozenset()
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
         self._advance_at = 0.0
@@ -164,6 +165,7 @@ class Lane:
         head = sys.maxsize
         if self._consuming.source is None:
             head = self._streams.read(self._control(), known.stream_name).head
+        self._unfinished = self._suspects.unfinished(self._control(), self._name)
         lease = self._leases.acquire(
             self._control(),
             known.stream_name,
@@ -216,11 +218,16 @@ class Lane:
             # Elsewhere nothing is sent ahead of its result.
             is_careful=self._options.guarantee is not Guarantee.EXACTLY_ONCE,
         )
-        if self._suspects_left and scan.entries[0].position <= self._suspects_last:
+        if self._is_suspect(scan):
             self._suspects_left = max(0, self._suspects_left - len(scan.entries))
             self._live.extend(split(replace(batch, is_suspect=True)))
             return self._live.popleft()
         return batch
+
+    def _is_suspect(self, scan: Scan) -> bool:
+        if self._suspects_left and scan.entries[0].position <= self._suspects_last:
+            return True
+        return any(entry.position in self._unfinished for entry in scan.entries)
 
     def _read(self, wait_seconds: float) -> Scan:
         return self._window.read(

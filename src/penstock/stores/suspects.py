@@ -20,6 +20,11 @@ class Suspects:
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self._sql = Queries("suspect.sql", schema)
 
+    def unfinished(self, connection: Connection, consumer: str) -> frozenset[int]:
+        """The positions of events whose attempts may have ended their processes."""
+        rows = connection.execute(self._sql["unfinished"], {"consumer": consumer}).fetchall()
+        return frozenset(position for (position,) in rows)
+
     def start(
         self, connection: Connection, consumer: str, entry: Entry, worker_id: str
     ) -> list[dict[str, Any]]:
