@@ -215,11 +215,18 @@ def test_without_redis_all_consumers_of_a_process_listen_on_one_connection(
     with closing(Shop(database_url, None)) as shop, shop.publisher(), shop.worker(lanes=3):
         shop.send(20)
         shop.wait_until_handled()
-        ((listening,),) = shop.connection.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND application_name = 'penstock reader'"
-        ).fetchall()
-        assert listening == 1
+
+        def listening() -> int:
+            ((count,),) = shop.connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND application_name = 'penstock reader'"
+            ).fetchall()
+            return int(count)
+
+        wait_until(lambda: listening() > 0, what="an idle lane listens")
+        shop.send(20)
+        shop.wait_until_handled()
+        assert listening() == 1
 
 
 # ── another number of lanes ────────────────────────────────────────────────────────────────────

@@ -102,6 +102,7 @@ class Transaction:
 
     __slots__ = (
         "_locked",
+        "_shared",
         "_writes",
         "database",
         "effects",
@@ -125,6 +126,7 @@ class Transaction:
         self.on_end: Callable[[], None] | None = None
         """Called when the server ends it by itself."""
         self._locked: list[tuple[int, Key]] = []
+        self._shared: list[tuple[int, Key]] = []
         self._writes: dict[int, dict[Any, Any]] = {}
         self.waiters: list[Actor] = []
         self.sleeper: Actor | None = None
@@ -141,13 +143,28 @@ class Transaction:
     def lock(self, table: dict[Any, Any], key: Key) -> None:
         """Wait until nobody else has this row in hand, and take it."""
         place = (id(table), key)
-        locks = self.database.locks
-        while (holder := locks.get(place)) is not self:
-            if holder is None:
+        locks, shares = self.database.locks, self.database.shares
+        while True:
+            holder = locks.get(place)
+            rivals = [t for t in shares.get(place, ()) if t is not self]
+            if holder is self and not rivals:
+                return
+            if holder not in {None, self}:
+                rivals.append(holder)
+            if not rivals:
                 locks[place] = self
                 self._locked.append(place)
                 return
-            self._wait_for(holder)
+            self._wait_for(rivals[-1])
+
+    def share(self, table: dict[Any, Any], key: Key) -> bool:
+        """FOR SHARE SKIP LOCKED: others may share it too, and nobody may write it."""
+        place = (id(table), key)
+        if self.database.locks.get(place) not in {None, self}:
+            return False
+        self.database.shares.setdefault(place, []).append(self)
+        self._shared.append(place)
+        return True
 
     def insert(self, table: dict[Any, RowT], key: Key, row: RowT) -> bool:
         """ON CONFLICT DO NOTHING: waits for whoever writes it, not for a lock alone."""
@@ -165,10 +182,6 @@ class Transaction:
         self.database.wait_for(holder, self)
         if not self.is_open:
             raise psycopg.OperationalError("the server ended this transaction")
-
-    def is_locked_by_others(self, table: dict[Any, Any], key: Key) -> bool:
-        """Whether somebody else has this row in hand."""
-        return self.database.locks.get((id(table), key)) not in (None, self)
 
     def write(self, table: dict[Any, RowT], key: Key, row: RowT | None) -> None:
         """Insert, update, or with None delete."""
@@ -208,6 +221,8 @@ class Transaction:
         database = self.database
         for place in self._locked:
             del database.locks[place]
+        for place in self._shared:
+            database.shares[place].remove(self)
         database.open_transactions.pop(id(self), None)
         for waiter in self.waiters:
             waiter.wake_at = database.machine.now
@@ -249,6 +264,7 @@ class Database:
             self.suspects,
         )
         self.locks: dict[tuple[int, Key], Transaction] = {}
+        self.shares: dict[tuple[int, Key], list[Transaction]] = {}
         self.open_transactions: dict[int, Transaction] = {}
         self.autocommit = Transaction(self)
         """What statements run in that neither wait nor write rows."""

@@ -242,6 +242,16 @@ def set_checkpoint(database: Database, role: str, row: LeaseRow, checkpoint: int
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────
 
 
+@statement("suspect.sql", "unfinished")
+def unfinished_suspects(transaction: Transaction, parameters: Parameters) -> Rows:  # noqa: ARG001
+    database = transaction.database
+    done = {position for position, outcome in database.processed.values() if outcome != "parked"}
+    for position in done & database.suspects.keys():
+        transaction.lock(database.suspects, position)
+        transaction.write(database.suspects, position, None)
+    return [(position,) for position in sorted(database.suspects.keys() - done)]
+
+
 @statement("suspect.sql", "start")
 def start_suspect(transaction: Transaction, parameters: Parameters) -> Rows:
     suspects, position = transaction.database.suspects, parameters["position"]
@@ -259,4 +269,4 @@ def finish_suspect(transaction: Transaction, parameters: Parameters) -> Rows:
     return []
 
 
-WAITING.update((start_suspect, finish_suspect))
+WAITING.update((unfinished_suspects, start_suspect, finish_suspect))

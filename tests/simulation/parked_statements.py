@@ -127,10 +127,8 @@ def park(transaction: Transaction, parameters: Parameters) -> Rows:
     for key_hash, events in added.items():
         of_key = [r for r in transaction.rows(parked).values() if r.key_hash == key_hash]
         first = min((r for r in of_key if r.position < events[0][0]), default=None)
-        if first is not None and transaction.is_locked_by_others(parked, first.position):
+        if first is not None and not transaction.share(parked, first.position):
             first = None
-        if first is not None:
-            transaction.lock(parked, first.position)
         depth = max(of_key).depth if of_key else 0
         for n, event in enumerate(events, 1):
             is_first = first is None and n == 1

@@ -335,6 +335,9 @@ class Twins:
                     "suspect finishes",
                     lambda s: self.suspects.finish(s.connection, CONSUMER, entry.position),
                 )
+            self.both(
+                "unfinished starts", lambda s: self.suspects.unfinished(s.connection, CONSUMER)
+            )
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────
 
