@@ -93,7 +93,7 @@ chaos: $(READY) ## hurt servers, network and processes for four minutes, and pro
 
 .PHONY: simulate
 simulate: $(READY) ## try random interleavings and faults on models of the stores
-	$(BIN)/python -m tests.simulation --histories 100000
+	$(BIN)/python -m tests.simulation --histories 105000
 
 .PHONY: bench
 bench: $(READY) ## measure throughput and latency

@@ -67,9 +67,12 @@ class Host(Worker):
 
     def die(self) -> None:
         """Be gone at once with everything on it, as after a power cut."""
-        # It must not see its workers die, nor may they see it: both would clean up.
-        self._send_all(signal.SIGSTOP)
-        self._send_all(signal.SIGKILL)
+        # It must not see its workers die, nor may they see it: both would clean up. One list for
+        # both: of a supervisor that somebody else kills in between, nobody knows the workers.
+        family = self._family()
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in family:
+                send(pid, number)
         self.process.wait()
 
     def freeze(self) -> None:
@@ -92,9 +95,11 @@ class Host(Worker):
             self.die()
 
     def _send_all(self, number: signal.Signals) -> None:
-        family = [self.process.pid, *self.workers()]
-        for pid in family:
+        for pid in self._family():
             send(pid, number)
+
+    def _family(self) -> list[int]:
+        return [self.process.pid, *self.workers()]
 
 
 def send(pid: int, number: signal.Signals) -> None:

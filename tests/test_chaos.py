@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import LiteralString
@@ -12,9 +14,10 @@ import pytest
 
 from penstock.telemetry.failpoints import Action, Failpoint, Hit, parse
 from penstock.telemetry.signals import Signal
-from tests.chaos.app import Surroundings, Trouble
+from tests.chaos.app import FOLDER, Surroundings, Trouble
 from tests.chaos.arming import NOT_REACHABLE, Armoury, reachable
 from tests.chaos.checker import explain
+from tests.chaos.hosts import processes_of
 from tests.chaos.operator import Buried
 from tests.chaos.report import Demands
 from tests.chaos.run import Plan, run
@@ -209,6 +212,22 @@ def test_a_letter_is_explained_by_what_its_event_does_or_not_at_all(
 ) -> None:
     found = explain(buried, spoiled)
     assert found == why if why is None else found is not None and why in found
+
+
+def test_a_run_finds_its_own_orphans_and_nobody_elses(tmp_path: Path) -> None:
+    def standing_still(folder: Path) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+        process = subprocess.Popen(argv, env={**os.environ, FOLDER: str(folder)})
+        os.waitpid(process.pid, os.WUNTRACED)
+        return process
+
+    own, other = standing_still(tmp_path / "run"), standing_still(tmp_path / "run-2")
+    try:
+        assert processes_of(tmp_path / "run") == [own.pid]
+    finally:
+        for process in (own, other):
+            process.kill()
+            process.wait()
 
 
 def test_handlers_and_harness_tell_each_other_by_files(tmp_path: Path) -> None:

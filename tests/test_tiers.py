@@ -344,3 +344,34 @@ def test_a_log_that_takes_nothing_delays_nobody_and_raises_the_alarm(
                 what="the log is filled again",
             )
         assert hot_ids(server.url, "orders")[-1] == "47-0"
+
+
+def test_a_failover_before_the_first_position_leaves_a_hole_too(bench: Workbench) -> None:
+    bench.consumer(note)
+    bench.connection.execute("UPDATE events.stream SET timeline = '00000000'")
+    published(bench, 2)
+    first, last = hole_of(bench)
+    assert first == 1
+    assert [position for position, _ in numbered(bench.settings.database_url, "orders")] == [
+        last + 1,
+        last + 2,
+    ]
+
+
+def test_entries_of_positions_that_were_lost_do_not_stay_in_the_log(
+    bench: Workbench, client: Any
+) -> None:
+    """PostgreSQL failed over while Redis was away, so nobody saw how far the log was."""
+    bench.consumer(note)
+    published(bench, 5)
+    stale = client.dump(log_key("orders"))
+    lose_commits(bench, 2)
+    client.delete(log_key("orders"))
+    bench.connection.execute("UPDATE events.stream SET timeline = '00000000'")
+    published(bench, 1)
+    client.restore(log_key("orders"), 0, stale, replace=True)
+    _, last = hole_of(bench)
+    with heard(signals.HotLogRebuilt) as rebuilt:
+        published(bench, 1)
+    assert [signal.reason for signal in rebuilt] == ["it ends at 5, which lies in a hole"]
+    assert hot_ids(bench.settings.redis_url or "", "orders") == [*ids(1, 2), *ids(last, last + 2)]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -135,6 +136,9 @@ class Hosts:
         for seat in self.seats.values():
             if seat.process is not None:
                 seat.process.end()
+        # Workers that stood still when their supervisor was killed are nobody's children any more.
+        for pid in processes_of(self._folder):
+            send(pid, signal.SIGKILL)
 
     # ── what runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -320,6 +324,18 @@ class Hosts:
 
         seat.argv = argv
         return seat
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Every process that was started for the run in this folder, whoever its parent is now."""
+    mark = f"{FOLDER}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        # Others come and go, or are not ours to look at.
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def role_of(pid: int) -> str:

@@ -23,7 +23,7 @@ def consumer_added(scene: Scene, _chance: random.Random) -> str | None:
     return f"{scene.hosts.add_consumer()} added"
 
 
-@fault("lanes-changed", takes=HOST, weight=0.3)
+@fault("lanes-changed", takes=HOST, weight=0.15)
 def lanes_changed(scene: Scene, chance: random.Random) -> str | None:
     """Another number of lanes is deployed, and for that every host is started again."""
     count = chance.randint(1, LANES_MAX)

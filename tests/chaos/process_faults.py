@@ -51,7 +51,7 @@ def _stopped(
     return stop
 
 
-@fault("supervisor-killed", takes=HOST, weight=0.7)
+@fault("supervisor-killed", takes=HOST, weight=0.2)
 def supervisor_killed(scene: Scene, chance: random.Random) -> str | None:
     """A supervisor is killed, and its workers notice."""
     spared = _expendable(scene)
@@ -61,7 +61,7 @@ def supervisor_killed(scene: Scene, chance: random.Random) -> str | None:
     return f"{told(target)} killed"
 
 
-@fault("host-lost", takes=HOST, weight=0.5)
+@fault("host-lost", takes=HOST, weight=0.2)
 def host_lost(scene: Scene, chance: random.Random) -> str | None:
     """A host loses power."""
     name = some(chance, _expendable(scene))
@@ -85,7 +85,7 @@ def host_frozen(scene: Scene, chance: random.Random) -> str | None:
     return f"{name} frozen for {duration:.2f} s"
 
 
-@fault("host-deployed", takes=HOST, weight=0.5)
+@fault("host-deployed", takes=HOST, weight=0.2)
 def host_deployed(scene: Scene, chance: random.Random) -> str | None:
     """A host is stopped in order and started again."""
     name = some(chance, _expendable(scene))
@@ -162,9 +162,9 @@ def _has_role(role: str) -> Choice:
 
 
 FAULTS = (
-    _killed("worker-killed", WORKER, 4.0, _is_worker),
-    _killed("publisher-killed", PUBLISHER, 2.0, _has_role(PUBLISHER)),
-    _killed("sender-killed", None, 1.0, _has_role(SENDER)),
+    _killed("worker-killed", WORKER, 2.0, _is_worker),
+    _killed("publisher-killed", PUBLISHER, 1.0, _has_role(PUBLISHER)),
+    _killed("sender-killed", None, 0.5, _has_role(SENDER)),
     supervisor_killed,
     _stopped("process-stopped", PROCESS, 4.0, SHORT_SECONDS, lambda _: True),
     _stopped("worker-stopped-past-lease", WORKER, 1.2, PAST_LEASE_SECONDS, _is_worker),

@@ -125,6 +125,9 @@ class LogWriter:
         if last is not None and last > state.head:
             self._replace(publication, base, last)
             return base
+        if last is not None and self._streams.is_in_hole(self._connection, name, last):
+            self._restart(publication, base, f"it ends at {last}, which lies in a hole")
+            return base
         if (last or 0) < state.published:
             emit(signals.HotLogLost(name, last or 0, state.published))
         return base if last is None else last

@@ -41,7 +41,9 @@ def sqlalchemy_url(url: str) -> URL:
 def conninfo(url: str) -> str:
     """The same address for libpq."""
     plain = sqlalchemy_url(url).set(drivername="postgresql")
-    return plain.render_as_string(hide_password=False)
+    address, _, options = plain.render_as_string(hide_password=False).partition("?")
+    # SQLAlchemy writes a space in an option as +, which libpq takes for a plus.
+    return f"{address}?{options.replace('+', '%20')}" if options else address
 
 
 def connect_arguments(application_name: str) -> dict[str, Any]:

@@ -111,6 +111,13 @@ class Streams:
         first, last = row
         return int(first), int(last)
 
+    def is_in_hole(self, connection: Connection, stream_name: str, position: int) -> bool:
+        """Whether no event can stand at a position, nor the sign of a hole."""
+        row = connection.execute(
+            self._sql["is_in_hole"], {"stream_name": stream_name, "position": position}
+        ).fetchone()
+        return row == (True,)
+
     def refill_base(self, connection: Connection, stream_name: str, length_max: int) -> int:
         """The position after which an empty hot log of this stream starts."""
         row = connection.execute(

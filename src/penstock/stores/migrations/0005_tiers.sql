@@ -20,11 +20,6 @@ SELECT events.add_mac_key();
 
 -- ── timelines and holes ───────────────────────────────────────────────────────────────────────
 
-ALTER TABLE events.stream ADD COLUMN timeline text;
-COMMENT ON COLUMN events.stream.timeline IS
-    'The timeline of the write-ahead log on which the last position was given out. Another one '
-    'means that a standby took over, which may have lost positions that are in use elsewhere.';
-
 CREATE FUNCTION events.timeline() RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     RETURN left(pg_walfile_name(pg_current_wal_lsn()), 8);
@@ -32,6 +27,12 @@ EXCEPTION WHEN OTHERS THEN
     -- Servers that do not tell are trusted to have one only.
     RETURN '';
 END $$;
+
+-- Set before the first position: a standby may know the stream and none of its positions.
+ALTER TABLE events.stream ADD COLUMN timeline text NOT NULL DEFAULT events.timeline();
+COMMENT ON COLUMN events.stream.timeline IS
+    'The timeline of the write-ahead log on which the last position was given out. Another one '
+    'means that a standby took over, which may have lost positions that are in use elsewhere.';
 
 CREATE FUNCTION events.incarnation() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -196,7 +197,6 @@ BEGIN
     END IF;
     UPDATE events.stream
        SET head = s.head + numbered,
-           timeline = present,
            id_floor = greatest(id_floor, new_floor),
            floor_next = CASE WHEN new_floor >= s.floor_next THEN greatest(last_id, floor_next)
                              ELSE floor_next END,

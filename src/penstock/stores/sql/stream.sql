@@ -38,6 +38,12 @@ RETURNING set_config('synchronous_commit', 'off', true)
 -- See events.incarnation.
 SELECT events.incarnation()
 
+-- name: is_in_hole
+-- Whether a position was passed over, other than the last of a hole, which stands for all of it.
+SELECT EXISTS (SELECT 1 FROM events.hole h
+                WHERE h.stream_name = %(stream_name)s
+                  AND h.first <= %(position)s AND h.last > %(position)s)
+
 -- name: step_over
 -- See events.step_over: it is the publisher's alone.
 SELECT hole_first, hole_last
