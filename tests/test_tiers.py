@@ -311,6 +311,7 @@ def test_a_log_that_takes_nothing_delays_nobody_and_raises_the_alarm(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     monkeypatch.setattr(publisher_module, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(readers, "HEAD_CHECK_SECONDS", 0.02)
     with (
         EmbeddedValkey(tmp_path) as server,
         closing(redis.Redis.from_url(server.url)) as client,

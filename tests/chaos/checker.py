@@ -50,7 +50,10 @@ SELECT event_uuid::text, key, (payload ->> 'number')::bigint, position
 LEFT_BEHIND = """
 SELECT 'seal', id::text FROM events.seal
 UNION ALL
-SELECT 'suspect', consumer || ' at ' || position FROM events.suspect
+-- Of an event that was settled since, whoever takes its lane next forgets it.
+SELECT 'suspect', s.consumer || ' at ' || s.position FROM events.suspect s
+ WHERE NOT EXISTS (SELECT 1 FROM events.processed_event p
+                    WHERE p.consumer = s.consumer AND p.event_uuid = s.event_uuid)
 UNION ALL
 SELECT 'quarantine', name FROM events.quarantine
 UNION ALL

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +21,7 @@ from tests.chaos.arming import Armoury
 from tests.chaos.checker import Checker
 from tests.chaos.hosts import STOP_SECONDS, Hosts
 from tests.chaos.nemesis import GAP_SECONDS, Nemesis
+from tests.chaos.probes import Probes
 from tests.chaos.report import Demands, Injected, Report
 from tests.chaos.servers import World
 from tests.chaos.tripwires import lay_tripwires
@@ -93,6 +94,9 @@ def run(plan: Plan, folder: Path) -> Report:
                 settled_seconds = checker.settle(plan.demands.settled_seconds)
             meanwhile = [*watch.ratchet.faults, *shift.faults]
             verdict = checker.check(settled_seconds, meanwhile)
+        # Last, with nobody left who could come between.
+        probes = Probes(world.direct_database_url, world.direct_redis_url)
+        verdict = replace(verdict, faults=(*verdict.faults, *probes.run()))
     return Report(
         seed=plan.seed,
         seconds=plan.seconds,

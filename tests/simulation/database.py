@@ -244,7 +244,8 @@ class Database:
         self.head = 0
         self.published = 0
         self.timeline = "00000001"
-        self.stream_timeline: str | None = None
+        # The stream is registered from the beginning.
+        self.stream_timeline = self.timeline
         self.lanes = lanes
         self.epoch = 1
         self.settled_to = 0

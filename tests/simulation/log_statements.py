@@ -60,7 +60,7 @@ def _has_unnumbered(database: Database) -> bool:
 def number(transaction: Transaction, parameters: Parameters) -> Rows:
     database = transaction.database
     require_publisher(database, parameters)
-    if database.stream_timeline not in (None, database.timeline):
+    if database.stream_timeline != database.timeline:
         raise Refused(TIMELINE_CHANGED, "another timeline")
     return assign(database, database.head, parameters)
 
@@ -157,6 +157,12 @@ def confirm(transaction: Transaction, parameters: Parameters) -> Rows:
 @statement("stream.sql", "incarnation")
 def incarnation(transaction: Transaction, _: Parameters) -> Rows:
     return [(f"7/1/{transaction.database.timeline}",)]
+
+
+@statement("stream.sql", "is_in_hole")
+def is_in_hole(transaction: Transaction, parameters: Parameters) -> Rows:
+    position = parameters["position"]
+    return [(any(h.first <= position < h.last for h in transaction.database.holes),)]
 
 
 @statement("stream.sql", "step_over")

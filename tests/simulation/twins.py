@@ -43,6 +43,7 @@ PARKED: LiteralString = (
 )
 DEAD: LiteralString = "SELECT event_uuid::text, position, reason FROM events.dead_letter"
 LEASES: LiteralString = "SELECT role, term, checkpoint, clean, epoch, lane FROM events.stream_lease"
+STREAMS: LiteralString = "SELECT head, timeline = events.timeline() FROM events.stream"
 # Fields of a body that tell the time.
 TOLD_TIMES = (8, 10)
 
@@ -187,6 +188,13 @@ class Twins:
         self.both("confirm", lambda s: self.streams.confirm(s.connection, STREAM, position))
         self.both("read stream", lambda s: self.streams.read(s.connection, STREAM))
         self.both("refill_base", lambda s: self.streams.refill_base(s.connection, STREAM, length))
+        place = self.number(0, self.model.head + 1)
+        if self.model.holes and self.chance(0.8):
+            hole = self.pick(self.model.holes)
+            place = self.pick((hole.first, hole.last)) + self.number(-1, 1)
+        self.both(
+            f"is_in_hole {place}", lambda s: self.streams.is_in_hole(s.connection, STREAM, place)
+        )
         worker = self.pick(OWNERS)
         self.both("unleased", lambda s: self.streams.unleased(s.connection, worker))
 
@@ -514,6 +522,7 @@ class Twins:
         self._same_rows(PARKED, parked)
         self._same_rows(DEAD, [(uuid, *row) for uuid, row in model.dead.items()])
         self._same_rows(LEASES, leases)
+        self._same_rows(STREAMS, [(model.head, model.stream_timeline == model.timeline)])
 
     def _same_rows(self, query: LiteralString, rows: list[tuple[Any, ...]]) -> None:
         found = sorted(self.real.execute(query).fetchall())

@@ -120,14 +120,15 @@ class Workers:
         emit(signals.WorkerStarted(name, os.getpid()))
         # In slices: the main thread has to come back to Python to notice a signal.
         while not crew.join(seconds=0.1):
-            if stop.is_set():
+            if stop.is_set() or keeper.failure is not None:
                 crew.stop_all()
         keeper.close()
         for announcements in (self._announcements, *self._announced_elsewhere.values()):
             announcements.close()
         emit(signals.WorkerStopped(name))
-        if crew.errors:
-            raise crew.errors[0]
+        for error in (*crew.errors, keeper.failure):
+            if error is not None:
+                raise error
 
     def open_stage(self, role: str, keeper: LeaseKeeper) -> Stage:
         """The stage of one role, to be stepped by whoever asks for it."""

@@ -52,6 +52,8 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        """Why leases are not kept any more; a bug."""
 
     @property
     def worker_id(self) -> str:
@@ -166,7 +168,9 @@ class LeaseKeeper:
             if self._threads:
                 return
             self._threads = [
-                threading.Thread(target=work, name=f"penstock-{name}", daemon=True)
+                threading.Thread(
+                    target=self._or_fail, args=(work,), name=f"penstock-{name}", daemon=True
+                )
                 for name, work in (
                     ("leases", self._renew_for_ever),
                     ("lease-ends", self._end_in_time),
@@ -174,6 +178,13 @@ class LeaseKeeper:
             ]
         for thread in self._threads:
             thread.start()
+
+    def _or_fail(self, work: Callable[[], None]) -> None:
+        """A process whose leases nobody keeps any more must not go on: whoever runs it looks."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the process's main thread
+            self.failure = error
 
     def _end_in_time(self) -> None:
         """What cannot be renewed is ended while it is still ours.
