@@ -376,3 +376,14 @@ def test_entries_of_positions_that_were_lost_do_not_stay_in_the_log(
         published(bench, 1)
     assert [signal.reason for signal in rebuilt] == ["it ends at 5, which lies in a hole"]
     assert hot_ids(bench.settings.redis_url or "", "orders") == [*ids(1, 2), *ids(last, last + 2)]
+
+
+def test_far_behind_the_log_a_reader_asks_it_once(bench: Workbench, client: Any) -> None:
+    published(bench, 40)
+    client.xtrim(log_key("orders"), minid="31-0", approximate=False)
+    with heard(signals.GapFound, signals.WarmTierRead) as told:
+        run_until_idle(bench.consumer(note, batch_size=10))
+    assert effects(bench) == list(range(1, 41))
+    gaps = [signal for signal in told if isinstance(signal, signals.GapFound)]
+    assert [(gap.position, gap.reason) for gap in gaps] == [(1, "the hot log goes on at 31")]
+    assert len(told) == 4

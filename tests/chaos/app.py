@@ -147,13 +147,13 @@ def build_pipeline(**settings: Any) -> Pipeline:
     pipeline.stream(STREAM, Entered, Remarked)
     lanes = int(os.environ.get(LANES, "3"))
 
-    @pipeline.consumer(STREAM, name=LANED, lanes=lanes, batch_size=25, retry=RETRY)
+    @pipeline.consumer(STREAM, name=LANED, lanes=lanes, batch_size=50, retry=RETRY)
     def in_lanes(event: Given, cursor: psycopg.Cursor, context: Context) -> None:
         threading.Event().wait(surroundings.slow_seconds)
         cursor.execute(WRITE_EFFECT_DRIVER, list(effect_of(event, context).values()))
         meet(event, context)
 
-    @pipeline.consumer(STREAM, name=SINGLE, batch_size=50, retry=RETRY, on_exhausted="hold")
+    @pipeline.consumer(STREAM, name=SINGLE, batch_size=100, retry=RETRY, on_exhausted="hold")
     def alone(event: Given, session: Session, context: Context) -> None:
         threading.Event().wait(surroundings.slow_seconds)
         meet(event, context)

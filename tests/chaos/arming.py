@@ -34,6 +34,9 @@ NOT_REACHABLE: Mapping[str, str] = {
 }
 """Signals that this workload does not emit, or emits where nothing can be broken, and why."""
 
+PROVOKED_BY: Mapping[str, str] = {"PredecessorEnded": "BatchSealed"}
+"""Met only by the successor of somebody who stands still at another."""
+
 ON_OTHER_THREADS = frozenset({"LeaseRenewed", "LeaseLost"})
 """An exception at these would end the thread that renews leases, and not the process."""
 
@@ -92,14 +95,21 @@ class Armoury:
     def _rearm(self, hit: set[str]) -> None:
         before = set(self._armed)
         now = time.monotonic()
+        missed = set(self.missed)
         for name, (_, armed_at) in list(self._armed.items()):
-            if name in hit or now > armed_at + DWELL_SECONDS:
+            # What was never hit stays armed until it is.
+            if name in hit or (name not in missed and now > armed_at + DWELL_SECONDS):
                 del self._armed[name]
-        if now >= self._next_at and len(self._armed) < ARMED_MAX:
+        if now >= self._next_at and len(self._armed.keys() - missed) < ARMED_MAX:
             self._next_at = now + GAP_SECONDS * self._chance.uniform(0.5, 1.5)
             name = self._choose()
             action = self._chance.choice(_actions_at(name))
             self._armed[name] = (Failpoint(name, (action,)), now)
+            if name in PROVOKED_BY:
+                self._armed[PROVOKED_BY[name]] = (
+                    Failpoint(PROVOKED_BY[name], (Action.STOP,)),
+                    now,
+                )
         if before != set(self._armed):
             self._write()
 

@@ -42,7 +42,8 @@ SETTINGS: Mapping[str, Any] = {
     "crash_window_seconds": 1.0,
     "parked_per_key_max": 3,
     "publish_batch_size": 200,
-    "hot_log_length_max": 5000,
+    "hot_log_length_max": 20_000,
+    "outbox_backlog_max": 20,
 }
 
 

@@ -33,7 +33,7 @@ from penstock.telemetry import failpoints
 from tests.chaos.app import ATTEMPTS_MAX, STREAM, Entered, Remarked, Trouble, pipeline
 from tests.workload import Journal
 
-ACCOUNTS = tuple(f"account-{number}" for number in range(150))
+ACCOUNTS = tuple(f"account-{number}" for number in range(600))
 WRITERS = 3
 SIZES = (1, 1, 2, 5, 10, 20)
 """How many events are sent in one transaction."""
@@ -62,9 +62,9 @@ RETURNING event_uuid, number
 POST_SQLALCHEMY = text(POST.replace("%(uuids)s", ":uuids").replace("%(names)s", ":names"))
 
 TROUBLES = (
-    (Trouble.POISON, 0.01),
-    (Trouble.STUBBORN, 0.0015),
-    (Trouble.FATAL, 0.0015),
+    (Trouble.POISON, 0.002),
+    (Trouble.STUBBORN, 0.0003),
+    (Trouble.FATAL, 0.0004),
     (Trouble.KILLER, 0.00005),
 )
 # In calls: an attempt has up to three, in its batch, again without a pipeline, and alone.

@@ -59,6 +59,7 @@ class TierReader:
         self._head_seen = 0
         self._head_checked_at = 0.0
         self._useless_until = 0.0
+        self._hot_from = 0
         self._gap_told: tuple[int, str] | None = None
         self._redis = Outage(consumer, "Redis")
 
@@ -75,8 +76,8 @@ class TierReader:
                     self._stream_name, after=after, count=count, wait_seconds=wait_seconds
                 )
             return self._read_warm(after, count)
-        if time.monotonic() < self._useless_until:
-            return self._read_warm(after, count)
+        if after + 1 < self._hot_from or time.monotonic() < self._useless_until:
+            return self._read_instead(after, count)
         raw = self._read_hot(after, count, wait_seconds)
         if raw is None:
             return self._read_warm(after, count) if self._brownout else Stretch([], after)
@@ -99,8 +100,15 @@ class TierReader:
             if isinstance(problem, EntryForged):
                 emit(signals.ForgeryFound(self._consumer, after + 1, str(problem)))
             emit(signals.GapFound(self._consumer, after + 1, str(problem)))
+        return self._read_instead(after, count)
+
+    def _read_instead(self, after: int, count: int) -> Stretch:
+        """Read from the next tier, for as long as that leads on."""
+        hot_from, self._hot_from = self._hot_from, 0
         stretch = self._read_warm(after, count)
-        if stretch.through == after:
+        if stretch.through > after:
+            self._hot_from = hot_from
+        else:
             # Whatever the log holds there would wake this reader at once, again and again.
             self._useless_until = time.monotonic() + USELESS_SECONDS
         return stretch
@@ -135,6 +143,8 @@ class TierReader:
                 if isinstance(record, Hole) and record.first <= expected <= record.last:
                     return self._up_to(entries, after, record), MalformedEntry("a hole")
                 if position != expected:
+                    # Until there, nobody need ask it again: it may be a long way.
+                    self._hot_from = position
                     raise MalformedEntry(f"the hot log goes on at {position}")
                 assert isinstance(record, Entry)
                 entries.append(record)
