@@ -35,7 +35,7 @@ foreign_ids = st.one_of(
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
 )
 def test_the_model_of_postgresql_answers_like_postgresql(database_url: str, seed: int) -> None:
     with closing(Twins(database_url, seed)) as twins:
@@ -47,7 +47,7 @@ def test_the_model_of_the_hot_log_answers_like_redis(redis_url: str) -> None:
     with closing(RedisLog(redis_url)) as log, closing(redis.Redis.from_url(redis_url)) as client:
         run_state_machine_as_test(
             lambda: HotLogs(log, client, next(names)),  # type: ignore[arg-type]
-            settings=settings(max_examples=150, stateful_step_count=30, deadline=None),
+            settings=settings(max_examples=60, stateful_step_count=30, deadline=None),
         )
 
 

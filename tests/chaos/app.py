@@ -13,17 +13,19 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
+from sqlalchemy import BigInteger
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock.app import Pipeline
 from penstock.core.events import Event, StreamEvent
 from penstock.core.retry import Retry
 from penstock.errors import FatalError, RetryableError
 from penstock.pipeline.context import Context
-from tests.workload import WRITE_EFFECT, WRITE_EFFECT_DRIVER
+from tests.workload import WRITE_EFFECT_DRIVER
 
 PIPELINE = "chaos"
 STREAM = "ledger"
@@ -69,6 +71,21 @@ class Remarked(Event, type="chaos.remarked", version=1, key="account"):
 
 
 Given = StreamEvent[Entered]
+
+
+class Base(DeclarativeBase): ...
+
+
+class EffectRow(Base):
+    """What a handler leaves behind."""
+
+    __tablename__ = "effect"
+
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    consumer: Mapped[str]
+    event_uuid: Mapped[UUID]
+    account: Mapped[str]
+    of_account: Mapped[int] = mapped_column(BigInteger)
 
 
 class Surroundings:
@@ -137,7 +154,7 @@ def effect_of(event: Given, context: Context) -> dict[str, Any]:
         "consumer": context.consumer,
         "event_uuid": event.event_uuid,
         "account": event.payload.account,
-        "number": event.payload.number,
+        "of_account": event.payload.number,
     }
 
 
@@ -157,13 +174,13 @@ def build_pipeline(**settings: Any) -> Pipeline:
     def alone(event: Given, session: Session, context: Context) -> None:
         threading.Event().wait(surroundings.slow_seconds)
         meet(event, context)
-        session.execute(WRITE_EFFECT, effect_of(event, context))
+        session.add(EffectRow(**effect_of(event, context)))
 
     @pipeline.consumer(STREAM, name=LATE, lanes=2, batch_size=100, retry=RETRY)
     async def afterwards(event: Given, session: AsyncSession, context: Context) -> None:
         await asyncio.sleep(surroundings.slow_seconds)
         meet(event, context)
-        await session.execute(WRITE_EFFECT, effect_of(event, context))
+        session.add(EffectRow(**effect_of(event, context)))
 
     return pipeline
 

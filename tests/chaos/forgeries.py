@@ -111,7 +111,7 @@ def hole_forged(log: Log, entries: list[Found], chance: random.Random) -> str | 
     return f"forged a hole {last + 1} to {position}" if log.add(position, value) else None
 
 
-@_forgery("entry-altered", weight=1.2)
+@_forgery("entry-altered", weight=2.5)
 def entry_altered(log: Log, entries: list[Found], chance: random.Random) -> str | None:
     """A real entry says something else, under its own header."""
     entry = _one(entries, chance)

@@ -34,7 +34,7 @@ from tests.chaos.app import ATTEMPTS_MAX, STREAM, Entered, Remarked, Trouble, pi
 from tests.workload import Journal
 
 ACCOUNTS = tuple(f"account-{number}" for number in range(600))
-WRITERS = 3
+WRITERS = 5
 SIZES = (1, 1, 2, 5, 10, 20)
 """How many events are sent in one transaction."""
 BEHIND_SECONDS_MAX = 10.0

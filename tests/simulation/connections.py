@@ -13,6 +13,7 @@ from tests.simulation import inbox_statements, lease_statements, log_statements,
 from tests.simulation.database import (
     IDLE_SECONDS,
     NAMES,
+    STATEMENTS,
     WAITING,
     Database,
     Effect,
@@ -93,7 +94,7 @@ class ModelConnection:
             raise psycopg.OperationalError("the connection is closed")
         if machine.tell is not None:
             machine.note(f"{NAMES.get(query)} {parameters}")
-        statement = statement_for(query)
+        statement = STATEMENTS.get(query) or statement_for(query)
         if statement in WAITING:
             rows = self._in_transaction(statement, parameters or {})
         else:

@@ -10,14 +10,24 @@ import psycopg
 from penstock.errors import FatalError
 from tests.simulation.database import OutboxRow
 from tests.simulation.faults import DECK, end_worker
+from tests.simulation.past import begin
 from tests.simulation.promises import Promises
 from tests.simulation.world import Conduct, World
 
-TURNS_MIN, TURNS_MAX = 20, 55
-FAULT_SHARE = 0.42
+TURNS_MIN, TURNS_MAX = 16, 34
+FAULT_SHARE = 0.55
+SECOND_FAULT_SHARE = 0.3
 SEND_SHARE = 0.2
+CONDUCT_SHARE = 0.4
 CATCH_UP_SHARE = 0.1
+REPAIR_SHARE = 0.5
+# Most bugs are in one half of a line, and a half is quicker to try.
+CONSUMERS_ALONE_SHARE = 0.45
+PUBLISHERS_ALONE_SHARE = 0.2
 HEALING_TURNS_MAX = 3000
+# Without faults there is less to interrupt, and less to wait for.
+HEALING_SWITCH_SHARE = 0.15
+HEALING_TURN_SECONDS = 0.01
 CHECK_EVERY_TURNS = 4
 KEYS = (None, "a", "b")
 
@@ -44,6 +54,13 @@ class Senders:
         self._born = 0
         world.at_fail_over.append(self._open.clear)
 
+    def past(self, count: int) -> list[OutboxRow]:
+        """What was sent before the history begins."""
+        self._left -= min(count, self._left)
+        rows = [self._row(KEYS[int(self._world.machine.dice() * len(KEYS))]) for _ in range(count)]
+        self._give_conduct(rows)
+        return rows
+
     def step(self) -> None:
         """Begin a transaction, or decide on one."""
         dice = self._world.machine.dice
@@ -55,7 +72,7 @@ class Senders:
             self._begin()
 
     def _begin(self) -> None:
-        world, dice = self._world, self._world.machine.dice
+        dice = self._world.machine.dice
         locked = {row.key for rows in self._open for row in rows if row.key is not None}
         free = [key for key in KEYS if key not in locked]
         rows = []
@@ -63,10 +80,14 @@ class Senders:
             if self._left:
                 self._left -= 1
                 rows.append(self._row(free[int(dice() * len(free))]))
-        for row in rows:
-            if dice() < 0.3:
-                world.conduct[row.event_uuid] = self._conduct()
+        self._give_conduct(rows)
         self._open.append(rows)
+
+    def _give_conduct(self, rows: list[OutboxRow]) -> None:
+        world = self._world
+        for row in rows:
+            if world.machine.dice() < CONDUCT_SHARE:
+                world.conduct[row.event_uuid] = self._conduct()
 
     def _row(self, key: str | None) -> OutboxRow:
         database = self._world.database
@@ -87,8 +108,9 @@ class Senders:
         return Conduct(1 + int(dice() * 4), error)
 
     def finish(self) -> None:
-        """Send the rest, and decide on everything."""
-        while self._left or self._open:
+        """Decide on everything that was begun."""
+        self._left = 0
+        while self._open:
             self.step()
 
 
@@ -99,31 +121,20 @@ def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome
     machine.tell = tell
     promises = Promises(world)
     dice = machine.dice
-    world.batch_size = 1 + int(dice() * 4)
-    world.lanes = 1 + int(dice() * 2)
-    if dice() < 0.1:
-        world.on_exhausted = "hold"
-    world.may_lose_commits = dice() < 0.1
-    if dice() < 0.4:
-        world.wire.loss_share = world.hot.loss_share = 0.02
-    events = 2 + int(dice() * 6)
-    senders = Senders(world, events)
-    senders.step()
-    senders.step()
-    world.start_worker("publisher")
-    world.start_worker("consumer")
+    senders = _prepare(world)
     turns = TURNS_MIN + int(dice() * (TURNS_MAX - TURNS_MIN))
     for _ in range(turns):
         if dice() < FAULT_SHARE:
-            fault = DECK[int(dice() * len(DECK))]
-            if fault(world):
-                world.note_fault(fault.__name__)
+            _strike(world)
+            if dice() < SECOND_FAULT_SHARE:
+                _strike(world)
         if dice() < SEND_SHARE:
             senders.step()
         if world.may_lose_commits and dice() < CATCH_UP_SHARE:
             world.standby = world.database.snapshot()
         world.supervise()
         machine.turn()
+    promises.check_checkpoints()
     senders.finish()
     turns += _heal(world, promises)
     promises.check_end()
@@ -133,16 +144,54 @@ def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome
     return Outcome(seed, machine.violations, world.faults, turns, len(world.database.outbox))
 
 
+def _prepare(world: World) -> Senders:
+    """Decide what kind of line it is, and start its workers."""
+    dice = world.machine.dice
+    world.batch_size = 1 + int(dice() * 4)
+    world.lanes = 1 + int(dice() * 2)
+    if dice() < 0.1:
+        world.on_exhausted = "hold"
+    world.may_lose_commits = dice() < 0.1
+    if dice() < 0.4:
+        world.wire.loss_share = world.hot.loss_share = 0.02
+    events = 2 + int(dice() * 6)
+    senders = Senders(world, events)
+    kind = dice()
+    if kind < CONSUMERS_ALONE_SHARE:
+        world.roles = ("consumer",)
+        begin(world, senders.past(events))
+    else:
+        if kind > 1 - PUBLISHERS_ALONE_SHARE:
+            world.roles = ("publisher",)
+        begin(world, senders.past(int(dice() * 4)))
+        senders.step()
+    for role in world.roles:
+        world.start_worker(role)
+    return senders
+
+
+def _strike(world: World) -> None:
+    fault = DECK[int(world.machine.dice() * len(DECK))]
+    if fault(world):
+        world.note_fault(fault.__name__)
+
+
 def _heal(world: World, promises: Promises) -> int:
     """No more faults: whoever is left, or healthy ones alone, go on until all is done."""
     machine = world.machine
     machine.note("HEALING")
     world.wire.loss_share = world.hot.loss_share = 0.0
+    machine.switch_share, machine.turn_seconds = HEALING_SWITCH_SHARE, HEALING_TURN_SECONDS
     world.hot.is_away = False
-    if machine.dice() < 0.3:
-        for worker in world.alive():
+    if machine.dice() < REPAIR_SHARE:
+        # Somebody has repaired the handlers, too.
+        world.conduct.clear()
+    kind = machine.dice()
+    for worker in world.alive():
+        worker.process.paused_until = 0.0
+        if kind < 0.2:
             end_worker(world, worker)
-    else:
+    if kind > 0.8:
         world.start_worker()
     for turn in range(HEALING_TURNS_MAX):
         if turn % CHECK_EVERY_TURNS == 0 and (machine.violations or promises.is_done()):

@@ -243,7 +243,7 @@ def set_checkpoint(database: Database, role: str, row: LeaseRow, checkpoint: int
 
 
 @statement("suspect.sql", "unfinished")
-def unfinished_suspects(transaction: Transaction, parameters: Parameters) -> Rows:  # noqa: ARG001
+def unfinished_suspects(transaction: Transaction, _: Parameters) -> Rows:
     database = transaction.database
     done = {position for position, outcome in database.processed.values() if outcome != "parked"}
     for position in done & database.suspects.keys():

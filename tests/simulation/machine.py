@@ -11,7 +11,7 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 NEVER = float("inf")
 # How likely an actor is interrupted where it calls a model; otherwise it goes on at once.
 SWITCH_SHARE = 0.3
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.05
 
 
 class Killed(BaseException):
@@ -53,6 +53,8 @@ class Machine:
         self.random = random.Random(seed)  # noqa: S311 - a history is to be repeatable
         self.dice = self.random.random
         self.now = 1000.0
+        self.switch_share = SWITCH_SHARE
+        self.turn_seconds = TURN_SECONDS
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.deaths = 0
@@ -61,6 +63,7 @@ class Machine:
         """Where a trace goes."""
         self._hub: Any = getcurrent()
         self._doomed: list[Process] = []
+        self._tokens = 0
 
     def start(self, process: Process, name: str, work: Callable[[], None]) -> Actor:
         """Let an actor begin, in its next turn."""
@@ -89,7 +92,7 @@ class Machine:
             self.now = min(max(a.wake_at, a.process.paused_until) for a in self.actors)
             return
         actor = awake[int(self.dice() * len(awake))]
-        self.now = now + TURN_SECONDS * self.dice()
+        self.now = now + self.turn_seconds * self.dice()
         self._run(actor)
 
     def _run(self, actor: Actor) -> None:
@@ -112,7 +115,7 @@ class Machine:
             return
         if actor.process.is_dead:
             raise Killed
-        if self.dice() < SWITCH_SHARE:
+        if self.dice() < self.switch_share:
             self._hub.switch()
 
     def sleep(self, seconds: float) -> None:
@@ -143,6 +146,11 @@ class Machine:
         self.current = None
         for end in process.at_end:
             end()
+
+    def token(self) -> str:
+        """Something that nobody else has."""
+        self._tokens += 1
+        return str(self._tokens)
 
     def violate(self, what: str) -> None:
         """Note that a promise was broken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.core.lanes import lane_of
 from penstock.core.wire import decode_entry
 from penstock.errors import MalformedEntry
 from tests.simulation.database import Effect
@@ -49,14 +50,33 @@ class Promises:
             if parked is not None and parked.key == effect.key and row.position < effect.position:
                 self._world.machine.violate(f"{effect} overtook {row.position}, which is parked")
 
+    def check_checkpoints(self) -> None:
+        """No lane has passed an event that nobody has entered."""
+        database = self._world.database
+        for role, lease in database.consumer_leases():
+            for position, row in database.by_position.items():
+                if (
+                    position <= lease.checkpoint
+                    and row.event_uuid not in database.processed
+                    and lane_of(row.key, row.event_uuid, database.lanes) == lease.lane
+                ):
+                    self._world.machine.violate(f"{role} has passed {position}")
+
     def is_done(self) -> bool:
         """Whether there is nothing left to do."""
-        world = self._world
-        database = world.database
+        roles = self._world.roles
+        if "publisher" in roles and not self._is_published():
+            return False
+        return "consumer" not in roles or self._is_consumed()
+
+    def _is_published(self) -> bool:
+        database = self._world.database
         if any(row.position is None for row in database.outbox.values()):
             return False
-        if database.published != database.head or self._hot_end() != database.head:
-            return False
+        return database.published == database.head == self._hot_end()
+
+    def _is_consumed(self) -> bool:
+        database = self._world.database
         if any(row.event_uuid not in database.processed for row in database.outbox.values()):
             return False
         if self._unheld():

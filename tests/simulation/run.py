@@ -80,6 +80,7 @@ def simulate_some(first_seed: int, histories: int) -> Report:
     # greenlets that are collected would run on.
     was_enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         with models_in_place():
             for seed in range(first_seed, first_seed + histories):
@@ -87,6 +88,7 @@ def simulate_some(first_seed: int, histories: int) -> Report:
                 if seed % COLLECT_EVERY == 0:
                     gc.collect(1)
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
     return report

@@ -36,7 +36,7 @@ from penstock.pipeline.gate import Gate
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
-from penstock.runtime import leases
+from penstock.runtime import leases, loop
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Loop, Stage
 from penstock.stores import outage
@@ -63,7 +63,9 @@ TIMES: tuple[tuple[Any, str, float], ...] = (
     (consumer, "WATCH_SECONDS", 0.8),
     (consumer, "WATCH_OTHERS_SECONDS", 0.8),
     (reader, "HEAD_CHECK_SECONDS", 0.4),
+    (reader, "USELESS_SECONDS", 0.3),
     (lane, "WAIT_SECONDS", 0.8),
+    (lane, "BROWNOUT_POLL_SECONDS", 0.4),
     (lane, "ADVANCE_SECONDS", 0.4),
     (lane, "BLOCKED_PAUSE_SECONDS", 0.5),
     (parking, "LOOK_SECONDS", 0.8),
@@ -120,7 +122,7 @@ class Crew:
 
     def wait(self, names: set[str]) -> None:
         while any(self._members[name][0].is_alive for name in names if name in self._members):
-            present.machine.sleep(0.05)
+            present.machine.sleep(0.2)
 
 
 class Control:
@@ -252,6 +254,8 @@ class World:
         self.faults: dict[str, int] = {}
         self.workers: list[Worker] = []
         self.saved = self.hot.snapshot()
+        self.roles: tuple[Role, ...] = ("publisher", "consumer")
+        """Which kinds of workers there are; a part of a line alone has half of the turns to pay."""
         self.lanes = 1
         self.batch_size = 3
         self.on_exhausted: OnExhausted = "bury"
@@ -266,7 +270,7 @@ class World:
     def start_worker(self, role: Role | None = None) -> None:
         """One more process; without a role, of either kind."""
         if role is None:
-            role = "publisher" if self.machine.dice() < 0.4 else "consumer"
+            role = self.roles[int(self.machine.dice() * len(self.roles))]
         self._born += 1
         self.workers.append(Worker(self, f"{role[0]}{self._born}", role))
 
@@ -279,9 +283,10 @@ class World:
         if self.machine.deaths != self._deaths_seen:
             self._deaths_seen = self.machine.deaths
             self.workers = self.alive()
-            missing = {"publisher", "consumer"} - {worker.role for worker in self.workers}
-            for role in sorted(missing):
-                self.start_worker(role)  # type: ignore[arg-type]
+            present_roles = {worker.role for worker in self.workers}
+            for role in self.roles:
+                if role not in present_roles:
+                    self.start_worker(role)
 
     def note_fault(self, kind: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + 1
@@ -293,6 +298,21 @@ def _connect(_url: str, _name: str) -> ModelConnection:
     machine = present.machine
     machine.breathe()
     return ModelConnection(present.wire)
+
+
+def _closed(stage: Stage | None) -> None:
+    """As in production, except that a killed process closes nothing."""
+    actor = present.machine.current
+    if stage is not None and not (actor is not None and actor.process.is_dead):
+        stage.close()
+
+
+def _token() -> str:
+    return present.machine.token()
+
+
+def _owner_id(role: str, _stream_name: str, token: str) -> str:
+    return f"{role}-{token}"
 
 
 @contextmanager
@@ -309,6 +329,10 @@ def models_in_place() -> Iterator[None]:
             stack.enter_context(patch.object(module, "require_current", lambda *_: None))
         stack.enter_context(patch.object(judgement, "forensics_of", lambda _: FORENSICS))
         stack.enter_context(patch.object(judgement, "random", Dice))
+        stack.enter_context(patch.object(loop, "_closed", _closed))
+        stack.enter_context(patch.object(leases, "new_token", _token))
+        stack.enter_context(patch.object(leases, "owner_id", _owner_id))
+        stack.enter_context(patch.object(MacKeys, "parse", cache(MacKeys.parse)))
         for module, name, seconds in TIMES:
             stack.enter_context(patch.object(module, name, seconds))
         yield
