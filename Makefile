@@ -91,6 +91,10 @@ mountain: $(READY) ## work off ten million events: memory, lag query, speed; tak
 chaos: $(READY) ## hurt servers, network and processes for four minutes, and prove what holds
 	$(BIN)/python -m tests.chaos $(if $(HOURS),--hours $(HOURS))
 
+.PHONY: chaos-mutants
+chaos-mutants: $(READY) ## plant bugs, one at a time, and see that chaos finds each
+	$(BIN)/python -m tests.chaos.mutants
+
 .PHONY: simulate
 simulate: $(READY) ## try random interleavings and faults on models of the stores
 	$(BIN)/python -m tests.simulation --histories 105000
