@@ -50,11 +50,15 @@ check: $(READY) ## format, lint, types, import rules, tidy rules and fast tests
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 .PHONY: test
 test: check ## check, then the slow tests
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
+
+.PHONY: long
+long: $(READY) ## tests that go deeper than every run can afford: each fault, each model, each row
+	$(PYTEST) -m long
 
 .PHONY: demo
 demo: $(READY) ## watch events flow, on servers that need no installation

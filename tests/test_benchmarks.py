@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 240
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_SECONDS)
 def test_a_quick_run_measures_every_comparison_and_both_sides_do_the_same() -> None:
     finished = subprocess.run(

@@ -22,7 +22,7 @@ from tests.chaos.servers import World
 from tests.hurting import Crowd, Stage, bystanders
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.long]
 
 STREAM = "orders"
 LOG = "penstock:{orders}:log"

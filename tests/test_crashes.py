@@ -128,6 +128,7 @@ def test_a_worker_whose_lease_was_taken_commits_nothing_even_before_anybody_else
         line.close_books([role])
 
 
+@pytest.mark.long
 def test_the_books_balance_at_every_moment(line: Line) -> None:
     with line.working(*ALL_ROLES), line.feeding():
         soon(lambda: line.effects("coroutine") > 0, "events flow")
@@ -190,6 +191,7 @@ def test_redis_may_come_back_empty_at_any_time(database: str, tmp_path: Path) ->
             line.wait_until_hot_log_follows()
 
 
+@pytest.mark.long
 def test_postgresql_may_crash_in_the_middle_of_everything(tmp_path: Path) -> None:
     with (
         EmbeddedPostgres(tmp_path / "postgres", durable=True) as postgres,
@@ -251,6 +253,7 @@ def test_a_backend_that_is_ended_in_mid_batch_costs_nothing(line: Line, role: st
         assert worker.is_alive
 
 
+@pytest.mark.long
 def test_backends_may_be_ended_at_random(line: Line) -> None:
     with line.working(PUBLISHER, "session"), line.feeding():
         line.start("cursor", "coroutine")

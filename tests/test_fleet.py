@@ -45,6 +45,7 @@ def running_fleet(
         fleet.close()
 
 
+@pytest.mark.long
 def test_hosts_that_die_pause_join_and_leave_cost_nothing_and_share_fairly(
     database: str, redis_url: str, tmp_path: Path
 ) -> None:

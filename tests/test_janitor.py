@@ -993,7 +993,7 @@ def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any]) 
         Settings(database_url="postgresql://h/d", **wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_benchmark_of_cleanup_runs() -> None:
     finished = subprocess.run(

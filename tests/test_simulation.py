@@ -48,14 +48,14 @@ def test_every_promise_is_kept_in_every_history() -> None:
     assert report.faults.total() > HISTORIES * FAULTS_PER_HISTORY_MIN
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_promise_is_kept_in_many_histories_on_all_cores() -> None:
     report = simulate(1_000_000, 10_000)
     assert not report.violating, "\n".join(report.lines())
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(m, marks=pytest.mark.slow) if m in RARE else m for m in MUTANTS]
+    "name", [pytest.param(m, marks=pytest.mark.long) if m in RARE else m for m in MUTANTS]
 )
 @pytest.mark.usefixtures("in_place")
 def test_a_bug_on_purpose_is_found(name: str) -> None:

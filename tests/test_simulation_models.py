@@ -35,7 +35,7 @@ foreign_ids = st.one_of(
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))]
 )
 def test_the_model_of_postgresql_answers_like_postgresql(database_url: str, seed: int) -> None:
     with closing(Twins(database_url, seed)) as twins:
