@@ -153,6 +153,7 @@ def test_a_publisher_that_wakes_up_late_can_do_no_harm(line: Line) -> None:
         line.wait_until_hot_log_follows()
 
 
+@pytest.mark.long
 def test_two_publishers_take_turns_on_one_stream(line: Line) -> None:
     rivals = [line.start(PUBLISHER), line.start(PUBLISHER)]
     with line.working("session"), line.feeding():

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 EVENTS = 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lanes", [4])
 def test_an_event_that_ends_its_process_is_buried_before_its_consumer_is_quarantined(
     database_url: str, redis_url: str, tmp_path: Path, lanes: int

@@ -83,6 +83,7 @@ def test_no_key_waits_for_a_lease_when_a_worker_is_killed_or_a_host_restarted(
         assert fleet.longest_wait_seconds(began_at) < 2.0 + SLACK_SECONDS
 
 
+@pytest.mark.long
 def test_lanes_of_a_lost_host_are_handled_again_when_their_lease_is_over(
     database: str, redis_url: str, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ class Surroundings:
 
     def __init__(self, folder: Path) -> None:
         self._slow = folder / "slow"
+        self._lull = folder / "lull"
         self._failures = folder / "failures"
 
     @classmethod
@@ -111,6 +112,15 @@ class Surroundings:
             self._slow.write_text(str(seconds))
         else:
             self._slow.unlink(missing_ok=True)
+
+    def begin_lull(self) -> None:
+        """Senders send less from now on."""
+        self._lull.touch()
+
+    @property
+    def is_lull(self) -> bool:
+        """Whether senders shall send less."""
+        return self._lull.exists()
 
     def failures(self, consumer: str, uuid: str) -> int:
         """How many attempts of a consumer an event has spoiled."""
@@ -176,7 +186,7 @@ def build_pipeline(**settings: Any) -> Pipeline:
         meet(event, context)
         session.add(EffectRow(**effect_of(event, context)))
 
-    @pipeline.consumer(STREAM, name=LATE, lanes=2, batch_size=100, retry=RETRY)
+    @pipeline.consumer(STREAM, name=LATE, lanes=2, batch_size=100, retry=RETRY, start="latest")
     async def afterwards(event: Given, session: AsyncSession, context: Context) -> None:
         await asyncio.sleep(surroundings.slow_seconds)
         meet(event, context)

@@ -196,7 +196,7 @@ class Hosts:
     # ── what operators do ─────────────────────────────────────────────────────────────────────
 
     def add_consumer(self) -> str:
-        """A new consumer begins, at the first event of the stream, on a host of its own."""
+        """A new consumer begins with the next event of the stream, on a host of its own."""
         self.seats[LATE].is_wanted = True
         return f"{PIPELINE}.{LATE}"
 

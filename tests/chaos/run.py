@@ -34,6 +34,7 @@ REDRIVE_EVERY_SECONDS = 5.0
 REDRIVE_SECONDS = 1.5
 VERIFY_EVERY_SECONDS = 20.0
 BEGUN_SECONDS = 60.0
+CALMER_SECONDS = 20.0
 EVENTS_PER_SECOND = 640.0
 
 
@@ -120,7 +121,11 @@ def _disturb(chaos: Chaos, plan: Plan, folder: Path) -> Nemesis:
     nemesis = Nemesis(chaos, seed=plan.seed, profile=plan.profile, gap_seconds=plan.gap_seconds)
     try:
         with nemesis:
-            threading.Event().wait(plan.seconds)
+            never = threading.Event()
+            never.wait(plan.seconds - min(CALMER_SECONDS, plan.seconds / 4))
+            # What is sent in a full run's last moments is more than can be handled after it.
+            chaos.hosts.surroundings.begin_lull()
+            never.wait(min(CALMER_SECONDS, plan.seconds / 4))
     finally:
         # For whoever has kept the folder and looks for the cause of something.
         told = [f"{one.started_at:.2f} {one.healed_at:.2f} {one.text}" for one in nemesis.history]

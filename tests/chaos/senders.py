@@ -30,7 +30,15 @@ from penstock.runtime.stopping import stop_on_signals
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.postgres import sqlalchemy_url
 from penstock.telemetry import failpoints
-from tests.chaos.app import ATTEMPTS_MAX, STREAM, Entered, Remarked, Trouble, pipeline
+from tests.chaos.app import (
+    ATTEMPTS_MAX,
+    STREAM,
+    Entered,
+    Remarked,
+    Trouble,
+    pipeline,
+    surroundings,
+)
 from tests.workload import Journal
 
 ACCOUNTS = tuple(f"account-{number}" for number in range(600))
@@ -216,7 +224,7 @@ class Pace:
         """Wait until the next ones may follow."""
         now = time.monotonic()
         is_lull = now % LULL_EVERY_SECONDS < LULL_SECONDS
-        if is_lull:
+        if is_lull or surroundings.is_lull:
             self._next_at = now + sent * LULL_FACTOR / self._per_second
         else:
             behind = max(self._next_at, now - BEHIND_SECONDS_MAX)
