@@ -19,7 +19,7 @@ from tests.chaos.nemesis import GAP_SECONDS
 from tests.chaos.report import Demands, Report
 from tests.chaos.run import EVENTS_PER_SECOND, Plan, run
 
-SECONDS = 225.0
+SECONDS = 240.0
 WHOLE = Demands(events=60_000, faults=500, kinds=16, all_failpoints=True)
 
 
