@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from tests.chaos.mutants import MUTANTS, SOURCES, Mutant
 from tests.chaos.probes import Probes
 
 NO_FENCE = """
@@ -17,6 +18,12 @@ MISSING = {
     "fence": (NO_FENCE, "fence_refuses"),
     "seal": ("ALTER TABLE events.seal DISABLE TRIGGER ALL", "seal_refuses"),
 }
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_planted_bug_still_has_its_place(mutant: Mutant) -> None:
+    source = (SOURCES / "penstock" / mutant.path).read_text()
+    assert mutant.planted_in(source) != source
 
 
 def test_every_layer_holds(database_url: str, redis_url: str) -> None:
