@@ -60,7 +60,7 @@ def test_every_signal_is_hit_by_a_run_or_has_a_reason_why_not() -> None:
 
 
 def test_what_was_never_hit_is_armed_until_it_is(tmp_path: Path) -> None:
-    armoury = Armoury(tmp_path, seed=1)
+    armoury = Armoury(tmp_path, seed=1, gap_seconds=1.0)
     armoury.arm()
     hit: set[str] = set()
 

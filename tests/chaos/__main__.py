@@ -1,7 +1,8 @@
 """`python -m tests.chaos [--seed N] [--seconds S] [--profile P] [--hours H] [--json]`.
 
 Hurts a whole line for a while and proves that nothing was lost, repeated, reordered or left over.
-Exit code 1 unless everything holds.
+Exit code 1 unless everything holds. `--long` is one run of a million events, with the same number
+of faults spread over more time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tests.chaos.report import Demands, Report
 from tests.chaos.run import EVENTS_PER_SECOND, Plan, run
 
 SECONDS = 240.0
-WHOLE = Demands(events=60_000, faults=500, kinds=16, all_failpoints=True)
+WHOLE = Demands(events=60_000, faults=500, kinds=16, failpoint_hits=1)
+LONG_SECONDS, LONG_RATE, LONG_GAP_SECONDS = 1800.0, 1500.0, 5.0
+LONG = Demands(events=1_000_000, faults=500, kinds=16, failpoint_hits=3)
 
 
 def main() -> int:
@@ -28,12 +31,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))  # noqa: S311
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long faults go on")
     parser.add_argument("--hours", type=float, default=0.0, help="run after run, each with a seed")
+    parser.add_argument("--long", action="store_true", help="a million events in one run")
     parser.add_argument("--profile", default="everything")
     parser.add_argument("--rate", type=float, default=EVENTS_PER_SECOND, help="events a second")
     parser.add_argument("--gap", type=float, default=GAP_SECONDS, help="seconds between faults")
     parser.add_argument("--folder", type=Path, help="keep all logs there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    demands = WHOLE if options.seconds >= SECONDS else Demands()
+    if options.long:
+        options.seconds, options.rate, options.gap = LONG_SECONDS, LONG_RATE, LONG_GAP_SECONDS
+        demands = LONG
     # Connections are lost all the time here, and the driver has a word about each.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     ends_at = time.monotonic() + options.hours * 3600
@@ -45,7 +53,7 @@ def main() -> int:
             options.profile,
             options.rate,
             options.gap,
-            WHOLE if options.seconds >= SECONDS else Demands(),
+            demands,
         )
         report = _run(plan, options.folder)
         text = json.dumps(report.as_json(), indent=2) if options.json else str(report)

@@ -1,7 +1,6 @@
 """Arms failpoints in running processes, a few at a time, until each has been hit.
 
-Those that were never hit come first; the rest go on being hit, so that every signal meets every
-action in a long run.
+Those that were hit least often come first, so that every signal meets every action in a long run.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.telemetry.failpoints import ANY, Action, Description, Failpoint, Hit
@@ -19,9 +19,9 @@ from tests import crash_matrix
 
 ARMED_MAX = 6
 DWELL_SECONDS = 8.0
-GAP_SECONDS = 1.1
-"""One more is armed so often: those that are met all the time are hit at once."""
-MISSED_FIRST = 0.75
+GAP_FACTOR = 1.3
+"""One more is armed whenever so many other faults have happened."""
+RAREST_FIRST = 0.75
 BACKGROUND_ODDS = 0.00002
 # A process that stands still costs nothing; one that has to be started again costs a second.
 ACTIONS = (Action.KILL, Action.EXIT, Action.STOP, Action.STOP)
@@ -37,6 +37,9 @@ NOT_REACHABLE: Mapping[str, str] = {
 PROVOKED_BY: Mapping[str, str] = {"PredecessorEnded": "BatchSealed"}
 """Met only by the successor of somebody who stands still at another."""
 
+RARE = ("PositionsSkipped", "HolePassed", "ForgeryFound")
+"""Met after a few kinds of faults alone: armed from the beginning, or their moment passes by."""
+
 ON_OTHER_THREADS = frozenset({"LeaseRenewed", "LeaseLost"})
 """An exception at these would end the thread that renews leases, and not the process."""
 
@@ -49,7 +52,11 @@ def reachable() -> list[str]:
 class Armoury:
     """Writes the file that all processes read, and reads the file that they write."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(
+        self, folder: Path, seed: int, *, gap_seconds: float, times_wanted: int = 1
+    ) -> None:
+        self._gap_seconds = gap_seconds * GAP_FACTOR
+        self._times_wanted = times_wanted
         self.plan = folder / "failpoints"
         self._hits_path = folder / "hits"
         self._hits_path.touch()
@@ -77,9 +84,8 @@ class Armoury:
 
     @property
     def missed(self) -> list[str]:
-        """Reachable signals that were not hit."""
-        seen = {signal for signal, _ in self.hits}
-        return [name for name in reachable() if name not in seen]
+        """Reachable signals that were not hit often enough."""
+        return [name for name in reachable() if self._times(name) < self._times_wanted]
 
     def turn(self) -> list[Hit]:
         """Look what was hit, and arm something else in time. Returns the new hits."""
@@ -97,27 +103,32 @@ class Armoury:
         now = time.monotonic()
         missed = set(self.missed)
         for name, (_, armed_at) in list(self._armed.items()):
-            # What was never hit stays armed until it is.
+            # What was hit too seldom stays armed until it is.
             if name in hit or (name not in missed and now > armed_at + DWELL_SECONDS):
                 del self._armed[name]
+        for name in missed.intersection(RARE) - self._armed.keys():
+            self._arm(name, self._chance.choice(_actions_at(name)), now)
         if now >= self._next_at and len(self._armed.keys() - missed) < ARMED_MAX:
-            self._next_at = now + GAP_SECONDS * self._chance.uniform(0.5, 1.5)
+            self._next_at = now + self._gap_seconds * self._chance.uniform(0.5, 1.5)
             name = self._choose()
-            action = self._chance.choice(_actions_at(name))
-            self._armed[name] = (Failpoint(name, (action,)), now)
+            self._arm(name, self._chance.choice(_actions_at(name)), now)
             if name in PROVOKED_BY:
-                self._armed[PROVOKED_BY[name]] = (
-                    Failpoint(PROVOKED_BY[name], (Action.STOP,)),
-                    now,
-                )
+                self._arm(PROVOKED_BY[name], Action.STOP, now)
         if before != set(self._armed):
             self._write()
 
+    def _arm(self, name: str, action: Action, now: float) -> None:
+        self._armed[name] = (Failpoint(name, (action,)), now)
+
     def _choose(self) -> str:
-        missed = [name for name in self.missed if name not in self._armed]
         others = [name for name in reachable() if name not in self._armed]
-        is_for_missed = missed and self._chance.random() < MISSED_FIRST
-        return self._chance.choice(missed if is_for_missed else others)
+        if self._chance.random() < RAREST_FIRST:
+            fewest = min(self._times(name) for name in others)
+            others = [name for name in others if self._times(name) == fewest]
+        return self._chance.choice(others)
+
+    def _times(self, name: str) -> int:
+        return sum(count for (signal, _), count in self.hits.items() if signal == name)
 
     def _write(self) -> None:
         background = [Failpoint(ANY, ACTIONS, nth=None, odds=BACKGROUND_ODDS)]
@@ -136,7 +147,9 @@ class Armoury:
         if not complete:
             return []
         self._read_bytes += len(complete) + 1
-        return [Hit.parse(line) for line in complete.decode().splitlines()]
+        # By the clock here: theirs may have jumped.
+        lines = complete.decode().splitlines()
+        return [replace(Hit.parse(line), at=time.time()) for line in lines]
 
 
 def _actions_at(name: str) -> tuple[Action, ...]:

@@ -13,8 +13,13 @@ PLACES = ("lib/*/faketime", "lib64/faketime", "lib/faketime", "local/lib/faketim
 """Where distributions put it, below /usr."""
 OVERRIDE = "CHAOS_LIBFAKETIME"
 """An environment variable with the library's path, where it lies somewhere else."""
-OPTIONS = {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-PROBE = "import time; time.sleep(0.01); print(time.time())"
+OPTIONS = {
+    "FAKETIME_CACHE_DURATION": "1",
+    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    "NO_FAKE_STAT": "1",
+}
+# Not time.sleep(), which fails under some versions and which no process of ours calls.
+PROBE = "import threading; threading.Event().wait(0.01)"
 PROBE_SECONDS = 10.0
 
 
@@ -77,10 +82,10 @@ def usable_library() -> tuple[Path | None, str]:
     found = Path(named) if named else next((path for place in places for path in place), None)
     if found is None:
         return None, f"{LIBRARY} is not installed (libfaketime), so no wall clock can jump"
-    # Some versions hang, or break sleeping: a worker that cannot sleep proves nothing.
+    # Some versions hang, or break waiting: a worker that cannot wait proves nothing.
     try:
         probe = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", PROBE],
+            [sys.executable, "-I", "-c", PROBE],
             env={"LD_PRELOAD": str(found), "FAKETIME": "+0", **OPTIONS},
             capture_output=True,
             check=False,
@@ -88,4 +93,4 @@ def usable_library() -> tuple[Path | None, str]:
         )
     except subprocess.TimeoutExpired:
         return None, f"{found} lets programs hang"
-    return (found, "") if probe.returncode == 0 else (None, f"{found} does not let programs sleep")
+    return (found, "") if probe.returncode == 0 else (None, f"{found} does not let programs wait")

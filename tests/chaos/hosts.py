@@ -21,6 +21,7 @@ from penstock.stores.configuration import PREFIX
 from penstock.telemetry.failpoints import ENVIRONMENT_NAME, Action
 from tests.chaos.app import CONSUMERS, FOLDER, LANES, LATE, PIPELINE, SINGLE, Surroundings
 from tests.chaos.arming import Armoury
+from tests.chaos.clocks import Clocks
 from tests.chaos.operator import Operator
 from tests.fleet import Host, send
 
@@ -31,6 +32,8 @@ LOGS_KEPT = 3
 STOP_SECONDS = 3.0
 """How long a process stands still at a failpoint: longer than its leases."""
 SUPERVISOR, SENDER = "supervisor", "sender"
+JUMPING = "host-2"
+"""Has a wall clock that may jump; it makes every process on it slower, so it is one host's."""
 SINGLE_NAME = f"{PIPELINE}.{SINGLE}"
 SETTINGS: Mapping[str, Any] = {
     "lease_seconds": 2.0,
@@ -61,6 +64,8 @@ class Servers(Protocol):
     @property
     def direct_database_url(self) -> str:
         """For operators."""
+
+    clocks: Clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +289,9 @@ class Hosts:
         (self._folder / f"{seat.name}-{seat.starts - LOGS_KEPT}.log").unlink(missing_ok=True)
         log = self._folder / f"{seat.name}-{seat.starts}.log"
         argv = [sys.executable, "-m", "tests.chaos.child", str(os.getpid()), *seat.argv()]
-        seat.process = Host(argv, self._environment(), log)
+        seat.process = Host(argv, self._environment(seat), log)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, seat: Seat) -> dict[str, str]:
         settings = {
             **SETTINGS,
             "database_url": self._servers.database_url,
@@ -300,6 +305,7 @@ class Hosts:
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(self._folder / "bytecode"),
             LANES: str(self._lanes),
+            **(self._servers.clocks.environment(seat.name) if seat.name == JUMPING else {}),
         }
 
     def _make_seats(self) -> dict[str, Seat]:

@@ -51,7 +51,7 @@ def postgres_crashed(scene: Scene, chance: random.Random) -> str | None:
     return f"PostgreSQL crashed and was away for {duration:.2f} s"
 
 
-@fault("postgres-failed-over", takes=POSTGRES, weight=0.25)
+@fault("postgres-failed-over", takes=POSTGRES, weight=0.4)
 def postgres_failed_over(scene: Scene, _chance: random.Random) -> str | None:
     """The primary is lost and the synchronous standby takes over, on a new timeline."""
     if not scene.world.postgres.fail_over():

@@ -27,7 +27,8 @@ class Demands:
     events: int = 1
     faults: int = 1
     kinds: int = 1
-    all_failpoints: bool = False
+    failpoint_hits: int = 0
+    """How often each failpoint that can be reached is hit, at least."""
     stall_seconds: float = 20.0
     settled_seconds: float = 30.0
     """Nothing is pending any more so long after the last fault."""
@@ -123,8 +124,8 @@ class Report:
         ):
             if found < wanted:
                 yield f"only {found} {what} of {wanted}"
-        if demands.all_failpoints and self.missed:
-            yield f"failpoints not hit: {', '.join(self.missed)}"
+        if demands.failpoint_hits and self.missed:
+            yield f"failpoints not hit {demands.failpoint_hits} times: {', '.join(self.missed)}"
         stall = self.longest_stall
         if stall is not None and stall.seconds > demands.stall_seconds:
             yield (

@@ -35,7 +35,7 @@ REDRIVE_SECONDS = 1.5
 VERIFY_EVERY_SECONDS = 20.0
 BEGUN_SECONDS = 60.0
 CALMER_SECONDS = 20.0
-EVENTS_PER_SECOND = 760.0
+EVENTS_PER_SECOND = 470.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,12 @@ class Chaos:
 def run(plan: Plan, folder: Path) -> Report:
     """Run, heal, wait, check. Everything that was started has ended when this returns."""
     folder.mkdir(exist_ok=True)
-    armoury = Armoury(folder, plan.seed)
+    armoury = Armoury(
+        folder,
+        plan.seed,
+        gap_seconds=plan.gap_seconds,
+        times_wanted=max(1, plan.demands.failpoint_hits),
+    )
     with World(folder / "servers") as world:
         migrate(world.direct_database_url)
         create_tables(world.direct_database_url)

@@ -41,8 +41,8 @@ from tests.chaos.app import (
 )
 from tests.workload import Journal
 
-ACCOUNTS = tuple(f"account-{number}" for number in range(600))
-WRITERS = 5
+ACCOUNTS = tuple(f"account-{number}" for number in range(2000))
+WRITERS = 8
 SIZES = (1, 1, 2, 5, 10, 20)
 """How many events are sent in one transaction."""
 BEHIND_SECONDS_MAX = 10.0
@@ -72,7 +72,7 @@ POST_SQLALCHEMY = text(POST.replace("%(uuids)s", ":uuids").replace("%(names)s", 
 TROUBLES = (
     (Trouble.POISON, 0.002),
     (Trouble.STUBBORN, 0.0003),
-    (Trouble.FATAL, 0.0004),
+    (Trouble.FATAL, 0.0001),
     (Trouble.KILLER, 0.00005),
 )
 # In calls: an attempt has up to three, in its batch, again without a pipeline, and alone.
@@ -110,8 +110,8 @@ class Writer:
     def send(self) -> int:
         """One transaction, of a kind that chance chooses. Returns how many events it tried."""
         kinds: dict[Callable[[list[Draft]], None], float] = {
-            self._commit: 0.62,
-            self._commit_late: 0.06,
+            self._commit: 0.66,
+            self._commit_late: 0.02,
             self._roll_back: 0.08,
             self._roll_back_to_savepoint: 0.08,
             self._send_with_driver: 0.16,
