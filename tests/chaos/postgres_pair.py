@@ -246,6 +246,9 @@ class PostgresPair:
         if self._sync_ticks < TICKS_UNTIL_CERTAIN:
             return
         if self._target is None:
+            # It is the checkpointer that tells commits to wait, and a busy machine lets it be
+            # late; it looks at the settings before it does this.
+            connection.execute("CHECKPOINT")
             self._target = _written(connection)
         else:
             self._is_confirmed = has_target
