@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event, text
+from sqlalchemy.event.attr import _ListenerCollection
 from sqlalchemy.exc import (
     DBAPIError,
     IntegrityError,
@@ -57,7 +59,10 @@ from penstock.telemetry.signals import EventsInserted
 from tests.databases import new_database
 from tests.proxy import Proxy
 from tests.sending import Outbox, make_sender
+from tests.waiting import SOON_SECONDS
 
+# Long enough for the other thread, if nothing keeps it from going on.
+WITHOUT_A_LOCK_SECONDS = 0.5
 MODES = ["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 
 
@@ -956,6 +961,55 @@ def test_each_schema_gets_its_own_events(
     session.commit()
     rows = outbox.connection.execute("SELECT event_type FROM elsewhere.outbox_event").fetchall()
     assert (outbox.sent, rows) == (["A"], [("B",)])
+
+
+def test_the_first_sends_of_an_engine_may_come_from_several_threads(
+    engine: Engine, outbox: ShopOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy lets one thread's new list of listeners take the place of another's."""
+    names = ("begun", "sent", "replaced", "committed")
+    begun, sent, replaced, committed = moments = [threading.Event() for _ in names]
+    make, append = _ListenerCollection.__init__, _ListenerCollection.append
+
+    def is_slow() -> bool:
+        return threading.current_thread() is slow
+
+    def make_slowly(self: Any, *arguments: Any) -> None:
+        if is_slow():
+            begun.set()
+            sent.wait(WITHOUT_A_LOCK_SECONDS)
+        make(self, *arguments)
+
+    def append_slowly(self: Any, *arguments: Any) -> None:
+        if is_slow():
+            replaced.set()
+            committed.wait(WITHOUT_A_LOCK_SECONDS)
+        append(self, *arguments)
+
+    def work(number: int, before: threading.Event | None = None) -> None:
+        with Session(engine) as session:
+            session.add(Order(id=number, cents=1))
+            session.flush()
+            send(session, f"order {number}")
+            if before is not None:
+                sent.set()
+                before.wait(WITHOUT_A_LOCK_SECONDS)
+            session.commit()
+        if before is not None:
+            committed.set()
+
+    monkeypatch.setattr(_ListenerCollection, "__init__", make_slowly)
+    monkeypatch.setattr(_ListenerCollection, "append", append_slowly)
+    slow = threading.Thread(target=work, args=(1,))
+    quick = threading.Thread(target=work, args=(2, replaced))
+    slow.start()
+    assert begun.wait(SOON_SECONDS)
+    quick.start()
+    for thread in (slow, quick):
+        thread.join(SOON_SECONDS)
+    assert all(moment.is_set() for moment in moments)
+    assert outbox.orders == [1, 2]
+    assert sorted(outbox.sent) == ["order 1", "order 2"]
 
 
 # ── metadata, admission, signals ───────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ statement is not seen.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -97,6 +98,7 @@ class TransactionBuffer:
 
 _buffers: WeakKeyDictionary[RootTransaction, TransactionBuffer] = WeakKeyDictionary()
 _watched: WeakSet[Engine] = WeakSet()
+_watching = threading.Lock()
 
 
 def buffer_of(connection: Connection) -> TransactionBuffer | None:
@@ -118,11 +120,16 @@ def watch(engine: Engine) -> None:
     """Hear of this engine's commits and savepoints. Done once, at the first send at the latest."""
     if engine in _watched:
         return
-    event.listen(engine, "commit", _on_commit)
-    event.listen(engine, "savepoint", _on_savepoint)
-    event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
-    event.listen(engine, "handle_error", _on_error)
-    _watched.add(engine)
+    # One thread at a time: a second list of listeners would take the place of the first, empty for
+    # a moment, and a commit in that moment would leave its events behind.
+    with _watching:
+        if engine in _watched:
+            return
+        event.listen(engine, "commit", _on_commit)
+        event.listen(engine, "savepoint", _on_savepoint)
+        event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
+        event.listen(engine, "handle_error", _on_error)
+        _watched.add(engine)
 
 
 def _require_safe(connection: Connection, transaction: RootTransaction) -> None:
