@@ -20,7 +20,7 @@ from tests.chaos.nemesis import GAP_SECONDS
 from tests.chaos.report import Demands, Report
 from tests.chaos.run import EVENTS_PER_SECOND, Plan, run
 
-SECONDS = 240.0
+SECONDS = 260.0
 WHOLE = Demands(events=60_000, faults=500, kinds=16, failpoint_hits=1)
 LONG_SECONDS, LONG_RATE, LONG_GAP_SECONDS = 1800.0, 1500.0, 5.0
 LONG = Demands(events=1_000_000, faults=500, kinds=16, failpoint_hits=3)

@@ -41,8 +41,8 @@ from tests.chaos.app import (
 )
 from tests.workload import Journal
 
-ACCOUNTS = tuple(f"account-{number}" for number in range(2000))
-WRITERS = 8
+ACCOUNTS = tuple(f"account-{number}" for number in range(600))
+WRITERS = 5
 SIZES = (1, 1, 2, 5, 10, 20)
 """How many events are sent in one transaction."""
 BEHIND_SECONDS_MAX = 10.0
