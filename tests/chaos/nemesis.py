@@ -131,7 +131,11 @@ class Nemesis:
         seed: int,
         profile: str = EVERYTHING,
         gap_seconds: float = GAP_SECONDS,
+        later: Mapping[str, float] | None = None,
     ) -> None:
+        """`later` has kinds that do not happen before so many seconds have passed."""
+        now = time.monotonic()
+        self._not_before = {kind: now + seconds for kind, seconds in (later or {}).items()}
         self._scene = Scene(chaos.world, chaos.hosts)
         self._seed = seed
         self._gap_seconds = gap_seconds
@@ -237,9 +241,10 @@ class Nemesis:
 
     def _next_new(self, now: float) -> Step | None:
         for step in itertools.islice(self._steps, NEW_MAX):
-            if self._gate.enter(step.fault.takes, now):
+            not_before = self._not_before.get(step.fault.name, now)
+            if not_before <= now and self._gate.enter(step.fault.takes, now):
                 return step
-            self._postpone(step, now)
+            self._postpone(step, not_before)
         return None
 
     def _postpone(self, step: Step, not_before: float) -> None:

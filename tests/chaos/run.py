@@ -34,6 +34,7 @@ REDRIVE_EVERY_SECONDS = 5.0
 REDRIVE_SECONDS = 1.5
 VERIFY_EVERY_SECONDS = 20.0
 BEGUN_SECONDS = 60.0
+ADDED_AFTER = 0.6
 CALMER_SECONDS = 40.0
 EVENTS_PER_SECOND = 470.0
 
@@ -123,7 +124,14 @@ def run(plan: Plan, folder: Path) -> Report:
 
 def _disturb(chaos: Chaos, plan: Plan, folder: Path) -> Nemesis:
     """Faults for as long as the plan says. Returns when all have healed."""
-    nemesis = Nemesis(chaos, seed=plan.seed, profile=plan.profile, gap_seconds=plan.gap_seconds)
+    nemesis = Nemesis(
+        chaos,
+        seed=plan.seed,
+        profile=plan.profile,
+        gap_seconds=plan.gap_seconds,
+        # It has one host, which nobody takes over from, and has to catch up all the same.
+        later={"consumer-added": plan.seconds * ADDED_AFTER},
+    )
     try:
         with nemesis:
             never = threading.Event()
