@@ -103,6 +103,15 @@ chaos-mutants: $(READY) ## plant bugs, one at a time, and see that chaos finds e
 simulate: $(READY) ## try random interleavings and faults on models of the stores
 	$(BIN)/python -m tests.simulation --histories 105000
 
+# The specification's schema is not ours to keep here, and lives where npm fetches it from.
+SPECIFICATION := $(CURDIR)/$(VENV)/asyncapi
+.PHONY: asyncapi
+asyncapi: $(READY) ## hold the AsyncAPI document against the specification's own schema; needs npm
+	@mkdir -p $(SPECIFICATION)
+	cd $(SPECIFICATION) && npm pack --silent @asyncapi/specs && tar xzf asyncapi-specs-*.tgz
+	PENSTOCK_ASYNCAPI_SCHEMA=$(SPECIFICATION)/package/schemas/3.0.0.json \
+		$(PYTEST) tests/test_schema_docs.py
+
 .PHONY: bench
 bench: $(READY) ## measure throughput and latency
 	$(BIN)/python -m benchmarks

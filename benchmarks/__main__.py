@@ -13,6 +13,7 @@ from typing import Protocol
 
 from benchmarks.bed import Bed, made_bed
 from benchmarks.consumers import opened_consumers
+from benchmarks.decoding import opened_decoding
 from benchmarks.latency import opened_latencies
 from benchmarks.processes import opened_processes
 from benchmarks.publishers import opened_publishers
@@ -41,6 +42,7 @@ GROUPS: Sequence[tuple[str, Open]] = (
     ("send", opened_senders),
     ("latency", opened_latencies),
     ("processes", opened_processes),
+    ("decode", opened_decoding),
 )
 
 

@@ -20,6 +20,7 @@ class Scale:
     latencies_warm_up: int
     latency_handlers: tuple[str, ...]
     split: int
+    decoded: int
 
 
 FULL = Scale(
@@ -34,6 +35,7 @@ FULL = Scale(
     latencies_warm_up=20,
     latency_handlers=("psycopg", "orm"),
     split=40_000,
+    decoded=50_000,
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
@@ -48,4 +50,5 @@ QUICK = Scale(
     latencies_warm_up=1,
     latency_handlers=("psycopg",),
     split=1_000,
+    decoded=2_000,
 )

@@ -7,12 +7,12 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.events import Event
 from penstock.errors import FatalError, RetryableError
 from penstock.ops.dead_letters import Request, choose, discard
 from penstock.ops.seeking import Seeker
 from penstock.stores.cleanup import Cleanup
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 
 Connection = psycopg.Connection[Any]
 
@@ -44,12 +44,6 @@ RESTORE = ";".join(
     "; CREATE UNIQUE INDEX IF NOT EXISTS outbox_event_position"
     " ON events.outbox_event (stream_name, position) WHERE position IS NOT NULL"
 )
-
-
-class Placed(Event, type="placed", version=1):
-    """Keys k1, k2, k0, k1 …; number and position are the same in the first dozen."""
-
-    n: int
 
 
 class Unhappy:

@@ -20,7 +20,7 @@ CONSUMER = "shop.count"
 FIRST_DEPLOY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Counted(Event, type="counted", version=1, key="key"):
+class Counted(Event, type="lanes.counted", version=1, key="key"):
     key: str
     number: int
 
@@ -93,7 +93,7 @@ class Shop:
             rows.append((key, self._sent[key]))
         with self.connection.cursor() as cursor:
             cursor.executemany(
-                "SELECT events.send('counts', 'counted', "
+                "SELECT events.send('counts', 'lanes.counted', "
                 "jsonb_build_object('key', %s::text, 'number', %s::int), key => %s)",
                 [(key, number, key) for key, number in rows],
             )

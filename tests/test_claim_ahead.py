@@ -11,10 +11,10 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from penstock.core.events import Event
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 
 INSERT = "INSERT INTO effect (n) VALUES (%s)"
 SETTLE = (
@@ -30,10 +30,6 @@ REGISTER = (
     "INSERT INTO events.consumer (name, stream_name, start_position, settled_to)"
     " VALUES ('test.consumer', 'orders', 1, 3)"
 )
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from psycopg import sql
 
 from penstock.cli import main
+from penstock.core import contracts
 from penstock.core.leases import PUBLISHER
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
@@ -78,6 +79,9 @@ class Penstock:
             world.setattr(sys, "path", [*sys.path])
             for name in ("shop", "broken"):
                 world.delitem(sys.modules, name, raising=False)
+            # A process of its own would know the application's classes and no others.
+            world.setattr(contracts, "_classes", {})
+            world.setattr(contracts, "_steps", {})
             with pytest.raises(SystemExit) as ended:
                 main()
         said = self.capture.readouterr()

@@ -21,14 +21,7 @@ from penstock.pipeline.sending import Sender
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
-
-
-class Cancelled(Event, type="cancelled", version=1):
-    n: int
+from tests.events import Cancelled, Placed
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from penstock.stores.servers import Servers, running_servers
 from tests import crash_matrix
 
-OTHERS_PER_RUN = 5
+OTHERS_PER_RUN = 2
 
 
 @pytest.fixture

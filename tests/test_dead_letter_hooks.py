@@ -20,7 +20,7 @@ ALERTS = "alerts"
 ROLES = ("publisher", "consumer:count", "consumer:watch")
 
 
-class Placed(Event, type="placed", version=1, key="key"):
+class Placed(Event, type="hooks.placed", version=1, key="key"):
     key: str
     n: int
 

@@ -357,14 +357,14 @@ def test_the_loop_goes_on_while_a_call_is_recorded(bench: EffectBench, database_
 # ── Context ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Placed(Event, type="orders.placed", version=1):
+class Placed(Event, type="effects.placed", version=1):
     """An order."""
 
     number: int
 
 
 def context(bench: EffectBench, **more: Any) -> Context:
-    entry = Entry("orders", 1, "", bench.event, "orders.placed", 1, (b"",) * 6, b"{}")
+    entry = Entry("orders", 1, "", bench.event, "effects.placed", 1, (b"",) * 6, b"{}")
     return Context("shop.mail", entry, effects=bench.process(), **more)
 
 

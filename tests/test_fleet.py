@@ -61,6 +61,7 @@ def test_hosts_that_die_pause_join_and_leave_cost_nothing_and_share_fairly(
         assert fleet.close_books().sent > 1000
 
 
+@pytest.mark.long
 def test_no_key_waits_for_a_lease_when_a_worker_is_killed_or_a_host_restarted(
     database: str, redis_url: str, tmp_path: Path
 ) -> None:

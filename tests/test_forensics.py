@@ -511,7 +511,7 @@ def digest(text: str) -> str:
 # ── as it comes ────────────────────────────────────────────────────────────────────────────────
 
 
-class Placed(Event, type="orders.placed", version=1):
+class Placed(Event, type="forensics.placed", version=1):
     order_id: int
 
 

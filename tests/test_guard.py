@@ -13,16 +13,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock.core.events import Event
 from penstock.core.transaction_control import Control, find_control
 from penstock.errors import CommitInTransactionError, ServerUnavailable
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
+from tests.events import Placed
 
 
 @pytest.fixture

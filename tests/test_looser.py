@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from penstock.core.events import Event, StreamEvent
+from penstock.core.events import StreamEvent
 from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
@@ -18,15 +18,12 @@ from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
 from penstock.pipeline.context import Context
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
 from tests.waiting import wait_until
 
 AT_LEAST: dict[str, Any] = {"guarantee": Guarantee.AT_LEAST_ONCE}
 AT_MOST: dict[str, Any] = {"guarantee": Guarantee.AT_MOST_ONCE, "retry": Retry.none()}
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 @pytest.fixture

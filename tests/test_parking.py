@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock.app import Pipeline
-from penstock.core.events import Event
 from penstock.core.retry import Retry
 from penstock.core.wire import decode_body
 from penstock.errors import ContractError, FatalError, RetryableError
@@ -25,13 +24,10 @@ from penstock.stores.queries import Queries
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
 from tests.test_seams import working
 from tests.waiting import wait_until
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 @pytest.fixture

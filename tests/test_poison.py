@@ -12,13 +12,14 @@ import pytest
 import redis
 from sqlalchemy.orm import Session
 
-from penstock.core.events import Event, StreamEvent
+from penstock.core.events import StreamEvent
 from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
 from penstock.stores.redis_log import FIELD
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 from tests.failing import heard, outcomes
 from tests.publishing import log_key
 from tests.signing import signed
@@ -26,10 +27,6 @@ from tests.signing import signed
 MEBIBYTE = 1024 * 1024
 ONE_TRY = Retry.none()
 KEY_OF_LANE_0 = next(key for key in "abcdefgh" if lane_of(key, "", 2) == 0)
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 @pytest.fixture

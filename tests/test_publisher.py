@@ -310,7 +310,7 @@ def test_the_confirmation_alone_may_be_lost_in_a_crash(
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_stale_statistics_do_not_lead_the_planner_astray(
     settings: Settings, connection: psycopg.Connection[Any]

@@ -13,14 +13,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from penstock import Event, Pipeline
+from penstock import Pipeline
 from penstock.errors import RegistrationError, ServerUnavailable, ServerUnsuitable, UsageError
+from tests.events import Placed
 from tests.test_redis_log import fake_server
 from tests.waiting import SOON_SECONDS, wait_until
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 class OwnSession(Session):

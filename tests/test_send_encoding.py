@@ -38,7 +38,7 @@ SECRET = "a text that no error may quote"  # noqa: S105
 NAN = float("nan")
 
 
-class OrderPlaced(Event, type="orders.placed", version=3, key="order_id"):
+class OrderPlaced(Event, type="encoding.placed", version=3, key="order_id"):
     order_id: int | str | UUID | None = None
     cents: float = 0.0
     note: Any = None
@@ -153,7 +153,7 @@ def test_payloads_are_spliced_into_the_batch_as_they_are(payload: Any) -> None:
 
 def test_a_typed_event_brings_its_type_version_key_and_payload() -> None:
     outgoing = encode(OrderPlaced(order_id=7, cents=9.5))
-    assert (outgoing.event_type, outgoing.version, outgoing.key) == ("orders.placed", 3, "7")
+    assert (outgoing.event_type, outgoing.version, outgoing.key) == ("encoding.placed", 3, "7")
     assert orjson.loads(outgoing.payload) == {"order_id": 7, "cents": 9.5, "note": None}
     assert outgoing.metadata == "{}"
 

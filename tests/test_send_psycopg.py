@@ -33,7 +33,7 @@ SLEEP = "SELECT pg_advisory_lock(hashtext('penstock wake-up'), hashtext(%s) & 25
 WAKE = "SELECT pg_advisory_unlock(hashtext('penstock wake-up'), hashtext(%s) & 255)"
 
 
-class OrderPlaced(Event, type="orders.placed", version=2, key="order_id"):
+class OrderPlaced(Event, type="psycopg.placed", version=2, key="order_id"):
     order_id: int
 
 
@@ -103,7 +103,7 @@ def test_everything_about_an_event_is_stored(
         "SELECT event_uuid, stream_name, event_type, version, key, key_id, payload,"
         " metadata - '__creation_timestamp_ms__', position FROM events.outbox_event"
     ).fetchone()
-    expected = (uuid, "orders", "orders.placed", 2, "7", None, {"order_id": 7}, {"tenant": "x"})
+    expected = (uuid, "orders", "psycopg.placed", 2, "7", None, {"order_id": 7}, {"tenant": "x"})
     assert row == (*expected, None)
     assert uuid.version == 7
 

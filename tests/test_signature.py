@@ -14,11 +14,11 @@ from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.signature import View, read_signature
 
 
-class Placed(Event, type="orders.placed", version=1, key="order_id"):
+class Placed(Event, type="signature.placed", version=1, key="order_id"):
     order_id: int
 
 
-class PlacedAgain(Event, type="orders.placed", version=2):
+class PlacedAgain(Event, type="signature.placed", version=2):
     order_id: int
 
 
@@ -45,10 +45,10 @@ def test_what_a_handler_wants_is_read_from_its_annotations() -> None:
     assert read_signature(bare, "c").contracts is None
     assert read_signature(union, "c").parameters == (View.CONTEXT, None, View.CURSOR)
     assert read_signature(union, "c").contracts == {
-        "orders.placed": (Placed,),
+        "signature.placed": (Placed,),
         "orders.cancelled": (Cancelled,),
     }
-    assert read_signature(versions, "c").contracts == {"orders.placed": (Placed, PlacedAgain)}
+    assert read_signature(versions, "c").contracts == {"signature.placed": (Placed, PlacedAgain)}
     assert read_signature(several, "c").is_batch
     assert read_signature(asynchronous, "c").is_async
 
@@ -144,8 +144,8 @@ def test_once_a_stream_is_declared_others_are_refused_with_a_suggestion() -> Non
         pipeline.send(Session(), "oders", Placed(order_id=1))
     with pytest.raises(UsageError, match=r"does not carry 'orders\.cancelled'"):
         pipeline.send(Session(), "orders", Cancelled(order_id=1))
-    with pytest.raises(UsageError, match=r"did you mean 'orders\.placed'\?"):
-        pipeline.send(Session(), "orders", RawEvent("orders.place", {}))
+    with pytest.raises(UsageError, match=r"did you mean 'signature\.placed'\?"):
+        pipeline.send(Session(), "orders", RawEvent("signature.place", {}))
 
 
 def test_a_key_must_be_a_field() -> None:

@@ -17,7 +17,7 @@ from penstock.errors import RegistrationError
 WITHOUT_A_TRANSACTION = [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE]
 
 
-class Placed(Event, type="orders.placed", version=1, key="order_id"):
+class Placed(Event, type="strict.placed", version=1, key="order_id"):
     order_id: int
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock import Event
 from penstock.core.wire import body_of, decode_body
 from penstock.errors import RetryableError
 from penstock.pipeline.gate import Gate
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 from tests.publishing import told
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -28,10 +28,6 @@ def bench(database_url: str, redis_url: str) -> Iterator[Workbench]:
     with closing(Workbench(database_url, redis_url)) as bench:
         bench.connection.execute("CREATE TABLE effect (position bigint)")
         yield bench
-
-
-class Placed(Event, type="placed", version=1):
-    n: int
 
 
 def handle(event: Placed, cursor: psycopg.Cursor[Any]) -> None:

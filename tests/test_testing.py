@@ -24,7 +24,7 @@ class Invoice(Base):
     cents: Mapped[int]
 
 
-class Placed(Event, type="orders.placed", version=1, key="order_id"):
+class Placed(Event, type="testing.placed", version=1, key="order_id"):
     order_id: int
     cents: int
 

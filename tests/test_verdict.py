@@ -201,11 +201,11 @@ def test_the_most_telling_reason_is_given() -> None:
     assert verdict(RetryableError(after_seconds=1), retry=retry) == Bury("fatal")
 
 
-class Placed(Event, type="orders.placed", version=1):
+class Placed(Event, type="verdict.placed", version=1):
     order_id: int
 
 
-class PlacedLater(Event, type="orders.placed", version=9):
+class PlacedLater(Event, type="verdict.placed", version=9):
     order_id: int
 
 

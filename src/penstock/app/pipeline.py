@@ -21,6 +21,7 @@ from penstock.app.registry import RegisteredConsumer, Registry, Stream, require_
 from penstock.app.send_surface import SendSurface
 from penstock.app.sources import REDIS_PREFIX, checked_source
 from penstock.app.workers import Workers
+from penstock.core.contract_schema import contract_of
 from penstock.core.events import Event
 from penstock.core.options import (
     Guarantee,
@@ -32,7 +33,9 @@ from penstock.core.options import (
 )
 from penstock.core.outgoing import UNSET, Unset
 from penstock.core.retry import Retry, RetryFunction
+from penstock.core.schema.catalogue import Catalogue, Contract
 from penstock.core.settings import Settings
+from penstock.core.sources import Source
 from penstock.core.wire import Entry
 from penstock.errors import RegistrationError
 from penstock.pipeline.rehearsal import Rehearsal
@@ -41,7 +44,8 @@ from penstock.pipeline.signature import read_signature
 from penstock.pipeline.transaction_buffer import watch
 from penstock.runtime.heartbeat import Pulse
 from penstock.stores.configuration import ResolvedSettings, resolve
-from penstock.stores.postgres import connect_arguments, sqlalchemy_url
+from penstock.stores.contracts import require_kept
+from penstock.stores.postgres import connect, connect_arguments, sqlalchemy_url
 from penstock.stores.queries import DEFAULT_SCHEMA
 from penstock.telemetry.bus import subscribe
 from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
@@ -111,6 +115,7 @@ class Pipeline(SendSurface):
             payload_bytes_max=self.settings.payload_bytes_max,
             metadata_bytes_max=self.settings.metadata_bytes_max,
             admit=self._registry.admit,
+            producer=self.name,
         )
 
     # ── declaring ─────────────────────────────────────────────────────────────────────────────
@@ -228,6 +233,29 @@ class Pipeline(SendSurface):
         for kind in (EventBuried, KeyHeld, KeyBacklogged):
             subscribe(kind, tell_own)
         return told
+
+    def register_contracts(self) -> None:
+        """Record what the declared streams carry. Raises ContractError where that breaks a promise.
+
+        `penstock run` does it when it starts, and every first send for its own event; an
+        application that only sends may call it when it starts, to find out before it does.
+        """
+        if promises := self._registry.promises:
+            with connect(self.settings.database_url, f"penstock {self.name}") as connection:
+                require_kept(connection, self.settings.schema, promises)
+
+    def contracts(self) -> list[Contract]:
+        """The contracts of this application's event classes, by type and version."""
+        return [contract_of(event_class) for event_class in self._registry.own_classes]
+
+    def catalogue(self) -> Catalogue:
+        """The streams of this application with their contracts, producers and consumers."""
+        return self._registry.catalogue()
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The streams of other services, by name."""
+        return self._registry.sources
 
     # ── working ───────────────────────────────────────────────────────────────────────────────
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.contract_schema import contract_of
+from penstock.core.contracts import Promise, known_classes
 from penstock.core.events import Event, RawEvent
 from penstock.core.options import ConsumerOptions, Guarantee, Start
 from penstock.core.outgoing import UNSET, Unset
 from penstock.core.require import require
 from penstock.core.retry import DEFAULT_RETRY, Retry, RetryFunction
+from penstock.core.schema.catalogue import Catalogue, StreamEntry
 from penstock.core.sources import Source
 from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.signature import HandlerPlan, View
@@ -51,6 +54,61 @@ class Registry:
     def consumers(self) -> Mapping[str, RegisteredConsumer]:
         """By short name."""
         return self._consumers
+
+    @property
+    def promises(self) -> list[Promise]:
+        """What the declared streams are going to carry."""
+        declared = [(name, event) for name, one in self._streams.items() for event in one.events]
+        return [
+            Promise(name, event, self._pipeline_name)
+            for name, event in declared
+            if event.__event_version__ is not None
+        ]
+
+    @property
+    def own_classes(self) -> list[type[Event]]:
+        """Every event class of this process, but for those that only other services send."""
+        foreign = {
+            event for name in self._sources for event in self._named_by_consumers_of(name)
+        } - {event for stream in self._streams.values() for event in stream.events}
+        return [event for event in known_classes() if event not in foreign]
+
+    def catalogue(self) -> Catalogue:
+        """The streams of this service, as the code has them."""
+        names = {*self._streams, *(one.options.stream_name for one in self._consumers.values())}
+        return Catalogue(
+            title=self._pipeline_name,
+            version="code",
+            streams=tuple(self._entry(name) for name in sorted(names - self._sources.keys())),
+        )
+
+    def _entry(self, name: str) -> StreamEntry:
+        declared = self._streams[name].events if name in self._streams else ()
+        carried = {*declared, *self._named_by_consumers_of(name)}
+        types = {event.__event_type__ for event in carried}
+        # Older versions, too: they are in the stream for as long as anybody keeps it.
+        contracts = [
+            contract_of(event) for event in known_classes() if event.__event_type__ in types
+        ]
+        return StreamEntry(
+            name=name,
+            contracts=tuple(contracts),
+            producers=(self._pipeline_name,) if declared else (),
+            consumers=tuple(
+                sorted(
+                    one.name for one in self._consumers.values() if one.options.stream_name == name
+                )
+            ),
+        )
+
+    def _named_by_consumers_of(self, stream_name: str) -> list[type[Event]]:
+        return [
+            event
+            for one in self._consumers.values()
+            if one.options.stream_name == stream_name
+            for named in (one.plan.contracts or {}).values()
+            for event in named
+        ]
 
     @property
     def sources(self) -> Mapping[str, Source]:

@@ -42,6 +42,7 @@ from penstock.runtime.loop import Stage
 from penstock.runtime.time_limit import TimeLimit
 from penstock.stores.announcements import Announcements
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
+from penstock.stores.contracts import promises_of, require_kept
 from penstock.stores.control_connection import ControlConnection
 from penstock.stores.hot_log import HotLog, NoHotLog
 from penstock.stores.identity import new_event_uuid
@@ -196,7 +197,7 @@ class Workers:
     ) -> ConsumerSeams:
         return ConsumerSeams(
             open_worker=lambda: self._open_worker(consumer),
-            insert_sends=self._insert_sends,
+            insert_sends=partial(self._insert_sends, control),
             caller=partial(_caller, consumer),
             around=self._around,
             effects=Effects(self._settings.schema, control, consumer.name, socket.gethostname()),
@@ -257,10 +258,16 @@ class Workers:
             url, application, factory if isinstance(factory, sessionmaker) else None
         )
 
-    def _insert_sends(self, worker: WorkerConnection, session: Any) -> None:
+    def _insert_sends(
+        self,
+        control: Callable[[], psycopg.Connection[Any]],
+        worker: WorkerConnection,
+        session: Any,
+    ) -> None:
         """What handlers remembered is inserted last, before the fence."""
         pending = take_pending(session)
         if pending:
+            require_kept(control(), self._settings.schema, promises_of(pending))
             self._send(worker, pending)
 
     def _tell(self, worker: WorkerConnection, trouble: Trouble) -> None:

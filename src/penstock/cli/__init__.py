@@ -12,6 +12,7 @@ from penstock.cli import (
     consumers,
     dead_letters,
     demonstration,
+    migrating,
     parked,
     quarantine,
     redriving,
@@ -73,7 +74,7 @@ application.command("demo")(demonstration.demo)
 application.command("dev")(running.dev)
 application.command("run")(running.run)
 application.command("work", hidden=True)(running.work)
-application.command("migrate")(schema.migrate)
+application.command("migrate")(migrating.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
 application.command("verify")(verify.verify)
@@ -83,6 +84,7 @@ application.add_typer(dead_letters.application, name="dead-letters")
 application.add_typer(dead_letters.application, name="dlq", hidden=True)
 application.add_typer(parked.application, name="parked")
 application.add_typer(quarantine.application, name="quarantine")
+application.add_typer(schema.application, name="schema")
 application.add_typer(streams.application, name="streams")
 application.command("config")(settings.config)
 

@@ -119,6 +119,7 @@ def run(
     roles = choose_roles(invocation.pipeline.consumers, publisher=publisher, globs=consumers or ())
     try:
         invocation.connect("run").close()
+        invocation.pipeline.register_contracts()
         invocation.pipeline.check_hot_log()
     except ServerUnavailable as error:
         # Workers outlive an absent server, so its absence now is no reason to give up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
@@ -9,6 +10,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
+from penstock.core import contracts
 from penstock.core.require import require
 from penstock.errors import RegistrationError
 
@@ -58,6 +60,25 @@ class Event(BaseModel):
             f"{cls.__name__}: key={key!r} names no field; it has {', '.join(cls.model_fields)}",
             RegistrationError,
         )
+        contracts.register(cls)
+
+    @classmethod
+    def upcast(
+        cls, *, from_version: int, to_version: int | None = None
+    ) -> Callable[[contracts.UpcasterT], contracts.UpcasterT]:
+        """Register a function that turns a payload of an older version into the next one's.
+
+        It is given the payload as a dictionary, or as the model that its parameter is annotated
+        with, and returns a dictionary or a model. Steps are chained: an event of version 1 passes
+        through `from_version=1` and `from_version=2` to be read as version 3. `to_version` is the
+        next one unless it is given.
+        """
+
+        def register(function: contracts.UpcasterT) -> contracts.UpcasterT:
+            contracts.add_upcaster(cls, function, from_version, to_version)
+            return function
+
+        return register
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,16 @@ def asked_delay_seconds(error: BaseException) -> float | None:
 
 
 def as_contract_error(error: ValidationError, where: str) -> ContractError:
+    """Which fields do not fit."""
+    return ContractError(f"The payload of {where} does not fit {error.title}: {misfits(error)}")
+
+
+def misfits(error: ValidationError) -> str:
     """Which fields do not fit, without their values: those may be confidential."""
-    fields = "; ".join(
+    return "; ".join(
         f"{'.'.join(str(part) for part in problem['loc']) or 'payload'}: {problem['msg']}"
         for problem in error.errors(include_input=False, include_context=False, include_url=False)
     )
-    return ContractError(f"The payload of {where} does not fit {error.title}: {fields}")
 
 
 def describe(error: BaseException) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
 import orjson
 
+from penstock.core.contracts import Promise
 from penstock.core.encoding import (
     PATH_LENGTH_MAX,
     encode_plain,
@@ -65,6 +66,8 @@ class OutgoingEvent:
     key: str | None
     payload: str
     metadata: str
+    promise: Promise | None = field(default=None, compare=False)
+    """What others are told of it; an event without a class, or without a version, has none."""
 
 
 def encode_event(
@@ -75,6 +78,7 @@ def encode_event(
     limits: Limits,
     key: Key | Unset = UNSET,
     metadata: Mapping[str, Any] | None = None,
+    promise: Promise | None = None,
 ) -> OutgoingEvent:
     """The event as the outbox takes it. Raises InvalidEvent for what it could not give back."""
     _require_stream_name(stream_name)
@@ -100,6 +104,7 @@ def encode_event(
         _encode_key(event_type, own_key if isinstance(key, Unset) else key),
         payload.decode(),
         _encode_metadata(event_type, metadata, limits.metadata_bytes_max),
+        promise,
     )
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from penstock.core.contracts import Promise
 from penstock.core.events import Event, RawEvent
 from penstock.core.outgoing import UNSET, Key, Limits, OutgoingEvent, Unset, encode_event
 from penstock.errors import InvalidEvent, UnsafeTransaction, UsageError
@@ -44,10 +45,13 @@ class Sender:
         payload_bytes_max: int,
         metadata_bytes_max: int,
         admit: Admit = _admit_all,
+        producer: str | None = None,
     ) -> None:
         self._schema = schema
         self._limits = Limits(payload_bytes_max, metadata_bytes_max)
         self._admit = admit
+        self._producer = producer
+        self._promises: dict[tuple[str, type], Promise | None] = {}
 
     def send(
         self,
@@ -144,10 +148,22 @@ class Sender:
             self._admit(stream, event)
         return [
             encode_event(
-                stream, event, event_uuid=uuid, limits=self._limits, key=key, metadata=metadata
+                stream,
+                event,
+                event_uuid=uuid,
+                limits=self._limits,
+                key=key,
+                metadata=metadata,
+                promise=self._promise_of(stream, event),
             )
             for event, uuid in zip(events, event_uuids, strict=True)
         ]
+
+    def _promise_of(self, stream: str, event: Event | RawEvent) -> Promise | None:
+        identity = (stream, type(event))
+        if identity not in self._promises:
+            self._promises[identity] = promise_of(stream, type(event), self._producer)
+        return self._promises[identity]
 
     def _deliver(
         self,
@@ -165,6 +181,16 @@ class Sender:
             session_buffer.remember(plain, pending)
         else:
             open_buffer(plain).add(plain, pending)
+
+
+def promise_of(stream: str, event_class: type, producer: str | None) -> Promise | None:
+    """What a producer says about its events; None where it has nothing to say."""
+    if producer is None or not issubclass(event_class, Event):
+        return None
+    # Event itself has no version, and no type either.
+    if getattr(event_class, "__event_version__", None) is None:
+        return None
+    return Promise(stream, event_class, producer)
 
 
 def take_pending(target: Any) -> list[OutgoingEvent]:

@@ -6,19 +6,23 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from penstock.core.annotations import annotations_of
+from penstock.core.contracts import Step, path, upcast
 from penstock.core.events import Event, StreamEvent
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, RegistrationError
 from penstock.pipeline.context import Context
 
+Reading: TypeAlias = tuple[Callable[..., Any], tuple[Step, ...]]
+"""What validates a payload, and the steps before it."""
 EXAMPLE = "def handler(event: OrderPlaced, session: Session) -> None"
 
 
@@ -55,6 +59,8 @@ class HandlerPlan:
     """Event classes by type; None: the handler takes every event as it is."""
     parameters: tuple[View | None, ...]
     """In order; None marks the event."""
+    _readings: dict[tuple[str, int], Reading] = field(default_factory=dict, repr=False)
+    """Found at the first event of each type and version: upcasters may be written last."""
 
     @property
     def can_pipeline(self) -> bool:
@@ -72,24 +78,41 @@ class HandlerPlan:
         """The handler's argument for an entry. Raises ContractError where it does not fit."""
         if self.contracts is None:
             return entry.as_stream_event(entry.plain_payload())
-        # What model_validate_json does, without its checks of the arguments for every event.
-        validator = self._contract_of(entry).__pydantic_validator__
-        payload = validator.validate_json(entry.payload, extra="allow")
+        identity = (entry.event_type, entry.version)
+        reading = self._readings.get(identity)
+        if reading is None:
+            reading = self._readings[identity] = self._reading_of(entry)
+        read, steps = reading
+        payload = read(upcast(entry.payload, steps) if steps else entry.payload, extra="allow")
         return entry.as_stream_event(payload) if self.wraps else payload
 
-    def _contract_of(self, entry: Entry) -> type[Event]:
+    def _reading_of(self, entry: Entry) -> Reading:
+        """How this type and version is read: as it is, or as the greatest version it leads to."""
         assert self.contracts is not None
         candidates = self.contracts[entry.event_type]
         for contract in candidates:
             if contract.__event_version__ in (None, entry.version):
-                return contract
-        known = ", ".join(str(contract.__event_version__) for contract in candidates)
-        raise ContractMissing(
-            f"{entry.event_type} at {entry.stream_name}/{entry.position} has version "
-            f"{entry.version}; this consumer understands version {known}. Nothing is lost; "
-            "deploy a handler for that version.",
-            is_version=True,
-        )
+                return _validator_of(contract), ()
+        later = [contract for contract in candidates if _version_of(contract) > entry.version]
+        if not later:
+            known = ", ".join(str(contract.__event_version__) for contract in candidates)
+            raise ContractMissing(
+                f"{entry.event_type} at {entry.stream_name}/{entry.position} has version "
+                f"{entry.version}; this consumer understands version {known}. Nothing is lost; "
+                "deploy a handler for that version."
+            )
+        latest = max(later, key=_version_of)
+        steps = path(entry.event_type, entry.version, _version_of(latest))
+        return _validator_of(latest), steps
+
+
+def _version_of(contract: type[Event]) -> int:
+    return contract.__event_version__ or 1
+
+
+def _validator_of(contract: type[Event]) -> Callable[..., Any]:
+    # What model_validate_json does, without its checks of the arguments for every event.
+    return contract.__pydantic_validator__.validate_json
 
 
 def read_signature(function: Callable[..., Any], consumer: str) -> HandlerPlan:
@@ -122,9 +145,8 @@ def read_signature(function: Callable[..., Any], consumer: str) -> HandlerPlan:
 
 
 def _annotations(function: Callable[..., Any], consumer: str) -> dict[str, Any]:
-    closure = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     try:
-        return typing.get_type_hints(function, localns=dict(closure))
+        return annotations_of(function)
     except NameError as error:
         raise _refusal(
             consumer,

@@ -17,6 +17,12 @@ from sqlalchemy.exc import DBAPIError
 from penstock.core.outgoing import OutgoingEvent, batch_json
 from penstock.core.require import require
 from penstock.errors import EventIdentityConflict, SchemaMismatch, UsageError
+from penstock.stores.contracts import (
+    promises_of,
+    require_kept,
+    require_kept_async,
+    require_kept_through_sqlalchemy,
+)
 from penstock.stores.queries import Queries
 from penstock.telemetry.bus import emit
 from penstock.telemetry.signals import EventsInserted
@@ -37,6 +43,7 @@ def insert_through_sqlalchemy(
     )
     statement = sqlalchemy.text(Queries("outbox.sql", schema)["send_many_sqlalchemy"])
     with _errors_translated(schema):
+        require_kept_through_sqlalchemy(connection, schema, promises_of(events))
         # Fetched, because behind a server-side cursor the function runs no earlier.
         connection.execute(statement, {"batch": batch_json(events)}).scalar_one()
     emit(EventsInserted(len(events)))
@@ -49,6 +56,7 @@ def insert(
     query = Queries("outbox.sql", schema)["send_many"]
     # A plain cursor: the connection's own factory may want another notation of parameters.
     with _errors_translated(schema), psycopg.Cursor(connection) as cursor:
+        require_kept(connection, schema, promises_of(events))
         cursor.execute(query, {"batch": batch_json(events)})
     emit(EventsInserted(len(events)))
 
@@ -59,6 +67,7 @@ async def insert_async(
     """Insert in the transaction of an asynchronous psycopg connection."""
     query = Queries("outbox.sql", schema)["send_many"]
     with _errors_translated(schema):
+        await require_kept_async(connection, schema, promises_of(events))
         async with psycopg.AsyncCursor(connection) as cursor:
             await cursor.execute(query, {"batch": batch_json(events)})
     emit(EventsInserted(len(events)))
