@@ -48,8 +48,9 @@ def assert_all_figures_are_there(comparisons: dict[str, dict[str, Any]]) -> None
 
 
 def assert_both_sides_have_the_same_effects(comparisons: dict[str, dict[str, Any]]) -> None:
-    # What is only published or sent is counted by the run itself.
-    handled = [each for name, each in comparisons.items() if name not in ("publish", "send", "decode")]
+    # What is only published or sent is counted by the run itself, and decoding has no effect.
+    others = ("publish", "send", "decode")
+    handled = [each for name, each in comparisons.items() if name not in others]
     effects = [measured["effects"] for each in handled for measured in each["rounds"]]
     assert all(penstock == other for penstock, other in effects)
     # No-op handlers have no effect; the others have the same as each other where they saw the same.
