@@ -15,7 +15,7 @@ from typing import Self
 from tests.chaos.faults import EVERYTHING, chosen
 from tests.chaos.scene import GONE, Chaos, Fault, Scene, mend
 
-GAP_SECONDS = 0.85
+GAP_SECONDS = 0.8
 GAP_FACTOR_MAX = 4.0
 TRIES_MAX = 3
 AGAIN_SECONDS = 1.5
