@@ -113,7 +113,8 @@ def record(connection: psycopg.Connection[Any], event: type[Event], schema: dict
     """As if another producer had sent it before."""
     document = document_of(replace(contract_of(event), json_schema=schema))
     connection.execute(
-        "SELECT events.record_contract('payments', %s, %s, %s, %s, 'elsewhere')",
+        "SELECT events.record_contract('payments', %s, %s, %s, %s, 'elsewhere', "
+        "ARRAY(SELECT schema_hash FROM events.contract))",
         (event.__event_type__, event.__event_version__, schema_hash(schema), Jsonb(document)),
     )
 
@@ -222,6 +223,22 @@ def test_nobody_waits_for_somebody_elses_record(
         slow.rollback()
     pipeline.send_now("payments", Paid(cents=3))
     assert len(recorded(connection)) == 1
+
+
+def test_what_was_recorded_in_between_is_compared_before_anything_else_is_recorded(
+    pipeline: Pipeline, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = contracts._require_compatible
+
+    def compare_too_early(*arguments: Any) -> None:
+        compare(*arguments)
+        record(connection, Paid, changed(Paid, cents={"type": "string"}))
+
+    monkeypatch.setattr(contracts, "_require_compatible", compare_too_early)
+    pipeline.send_now("payments", Paid(cents=1))
+    assert [row[3] for row in recorded(connection)] == ["elsewhere"]
+    with pytest.raises(ContractError, match="cents"):
+        pipeline.send_now("payments", Paid(cents=2))
 
 
 def test_a_handlers_events_are_promised_too(

@@ -146,6 +146,8 @@ def _questions(place: object, schema: str, promises: Iterable[Promise]) -> Quest
                 **parameters,
                 "schema_hash": described.schema_hash,
                 "json_schema": orjson.dumps(document_of(described.contract)).decode(),
+                # As JSON, because not every driver knows lists.
+                "compared": orjson.dumps([one.schema_hash for one in variants]).decode(),
             },
         )
 

@@ -22,12 +22,20 @@ COMMENT ON TABLE events.contract_producer IS
     'Which pipeline sends what to which stream, with the schema that it was last seen to have.';
 
 CREATE FUNCTION events.record_contract(
-    of_stream text, of_type text, of_version integer, hash text, described jsonb, of_producer text
+    of_stream text, of_type text, of_version integer, hash text, described jsonb, of_producer text,
+    compared text[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     -- Called in applications' transactions: nobody waits here for somebody else's COMMIT. Who
     -- comes second leaves it to the first, and looks again at its next transaction.
     IF NOT pg_try_advisory_xact_lock(hashtext('penstock contract'), hashtext(of_type)) THEN
+        RETURN false;
+    END IF;
+    -- Somebody else was faster: that one has not been compared with this yet.
+    PERFORM 1 FROM events.contract c
+      WHERE c.event_type = of_type AND c.version = of_version
+        AND c.schema_hash <> ALL (compared || hash);
+    IF FOUND THEN
         RETURN false;
     END IF;
     INSERT INTO events.contract (event_type, version, schema_hash, json_schema, registered_by)
@@ -41,5 +49,6 @@ BEGIN
      WHERE p.schema_hash <> excluded.schema_hash;
     RETURN true;
 END $$;
-COMMENT ON FUNCTION events.record_contract(text, text, integer, text, jsonb, text) IS
-    'Records what a producer sends. False: somebody else is just recording this type.';
+COMMENT ON FUNCTION events.record_contract(text, text, integer, text, jsonb, text, text[]) IS
+    'Records what a producer sends, if nothing is recorded under its version but what it was compared '
+    'with. False: somebody else is, or was, just recording this type; look again.';

@@ -14,7 +14,8 @@ SELECT c.schema_hash, CAST(c.json_schema AS text), c.registered_by, c.first_seen
 -- See events.record_contract: it waits for nobody, since this is an application's transaction.
 SELECT events.record_contract(
     %(stream_name)s, %(event_type)s, %(version)s, %(schema_hash)s,
-    CAST(%(json_schema)s AS jsonb), %(producer)s)
+    CAST(%(json_schema)s AS jsonb), %(producer)s,
+    ARRAY(SELECT jsonb_array_elements_text(CAST(%(compared)s AS jsonb))))
 
 -- name: catalogue
 -- What is sent to a stream, or to any: the present schema of each type and version, and by whom.
