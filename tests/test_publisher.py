@@ -22,7 +22,7 @@ from penstock.core.wire import Entry, decode_body, decode_entry, encode_entry
 from penstock.errors import LeaseLost
 from penstock.pipeline import publisher as publisher_module
 from penstock.stores.announcements import Announcements
-from penstock.stores.hot_log import NoHotLog
+from penstock.stores.hot_log import Fence, NoHotLog
 from penstock.stores.leases import LeaseTable
 from penstock.stores.outbox import Outbox
 from penstock.stores.redis_log import RedisLog
@@ -463,17 +463,17 @@ def test_what_a_predecessor_appends_at_the_last_moment_does_not_look_like_a_log_
         ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
         open_for_real = RedisLog.open
 
-        def open_late(log: RedisLog, stream_name: str, **arguments: Any) -> int | None:
+        def open_late(log: RedisLog, stream_name: str, fence: Fence, *, base: int) -> int | None:
             numbering.commit()
+            assert held.fence is not None
             log.append(
                 stream_name,
-                origin=held.origin,
-                term=held.lease.term,
+                held.fence,
                 first=rows[0][0],
                 entries=[signed(settings.database_url, *row) for row in rows],
             )
             monkeypatch.setattr(RedisLog, "open", open_for_real)
-            return open_for_real(log, stream_name, **arguments)
+            return open_for_real(log, stream_name, fence, base=base)
 
         monkeypatch.setattr(RedisLog, "open", open_late)
         successor.publish_all()

@@ -20,7 +20,7 @@ from penstock.errors import (
     StreamForeign,
 )
 from penstock.stores import redis_link, redis_log
-from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
 from tests.publishing import hot_ids, ids, log_key
@@ -28,6 +28,7 @@ from tests.waiting import SOON_SECONDS, wait_until
 
 HERE = "11111111-1111-1111-1111-111111111111"
 DATABASE = "7001/5/00000001"
+META_KEY = "penstock:{orders}:meta"
 ELSEWHERE = "22222222-2222-2222-2222-222222222222"
 LOG_NAME = "penstock-test-log"
 MEBIBYTE = 1024 * 1024
@@ -49,12 +50,29 @@ def bodies(first: int, last: int) -> list[bytes]:
     return [b"entry %d" % position for position in range(first, last + 1)]
 
 
-def append(log: RedisLog, first: int, last: int, *, term: int = 1, origin: str = HERE) -> int:
-    return log.append("orders", origin=origin, term=term, first=first, entries=bodies(first, last))
+def append(
+    log: RedisLog,
+    first: int,
+    last: int,
+    *,
+    term: int = 1,
+    origin: str = HERE,
+    timeline: str = DATABASE,
+) -> int:
+    return log.append(
+        "orders", Fence(origin, timeline, term), first=first, entries=bodies(first, last)
+    )
 
 
-def open_log(log: RedisLog, *, term: int = 1, base: int = 0, origin: str = HERE) -> int | None:
-    return log.open("orders", origin=origin, incarnation=DATABASE, term=term, base=base)
+def open_log(
+    log: RedisLog,
+    *,
+    term: int = 1,
+    base: int = 0,
+    origin: str = HERE,
+    timeline: str = DATABASE,
+) -> int | None:
+    return log.open("orders", Fence(origin, timeline, term), base=base)
 
 
 def read_all(log: RedisLog, after: int = 0) -> list[tuple[int, bytes]]:
@@ -116,7 +134,7 @@ def test_a_log_that_went_back_to_an_older_term_has_to_be_opened_again(
     log: RedisLog, client: Any
 ) -> None:
     open_log(log, term=2)
-    client.hset("penstock:{orders}:meta", "term", 1)
+    client.hset(META_KEY, "term", 1)
     with pytest.raises(HotLogClosed):
         append(log, 1, 1, term=2)
 
@@ -163,7 +181,7 @@ def test_a_term_that_is_over_is_refused(log: RedisLog) -> None:
     with pytest.raises(LeaseLost):
         open_log(log, term=1)
     with pytest.raises(LeaseLost):
-        log.restart("orders", origin=HERE, term=1, base=0)
+        log.restart("orders", Fence(HERE, DATABASE, 1), base=0)
     assert log.last("orders") == 3
 
 
@@ -189,11 +207,38 @@ def test_another_database_may_not_write_the_log(log: RedisLog) -> None:
     assert log.last("orders") == 2
 
 
+def test_a_former_timeline_may_not_write_whatever_its_term(log: RedisLog, client: Any) -> None:
+    """A standby that took over may count terms again that were given out before."""
+    heir = "7001/5/00000002"
+    open_log(log, term=7)
+    append(log, 1, 2, term=7)
+    client.hset(META_KEY, "seen", 1)
+    assert open_log(log, term=5, timeline=heir) == 2
+    for term in (4, 5, 7):
+        with pytest.raises(HotLogClosed):
+            append(log, 3, 3, term=term)
+        with pytest.raises(HotLogClosed):
+            log.restart("orders", Fence(HERE, DATABASE, term), base=0)
+        with pytest.raises(StreamForeign, match=heir):
+            open_log(log, term=term)
+    assert append(log, 3, 3, term=5, timeline=heir) == 3
+
+
+def test_only_its_publisher_is_seen_to_be_alive(log: RedisLog, client: Any) -> None:
+    open_log(log, term=2)
+    client.hset(META_KEY, "seen", 1)
+    for stranger in (None, Fence(HERE, DATABASE, 1), Fence(HERE, "7001/5/00000002", 2)):
+        log.last("orders", stranger)
+        assert client.hget(META_KEY, "seen") == b"1"
+    log.last("orders", Fence(HERE, DATABASE, 2))
+    assert int(client.hget(META_KEY, "seen")) > 1
+
+
 def test_a_key_that_is_something_else_concerns_one_stream_only(log: RedisLog, client: Any) -> None:
     client.set(log_key("orders"), "mine")
     with pytest.raises(HotLogUnusable, match="orders"):
         open_log(log)
-    assert log.open("other", origin=HERE, incarnation=DATABASE, term=1, base=0) is None
+    assert log.open("other", Fence(HERE, DATABASE, 1), base=0) is None
 
 
 # ── reading ────────────────────────────────────────────────────────────────────────────────────
@@ -258,12 +303,12 @@ def test_a_server_out_of_memory_leaves_a_beginning_and_never_a_gap(tmp_path: Pat
     ):
         open_log(log)
         with pytest.raises(ServerUnavailable, match="Nothing was lost"):
-            log.append("orders", origin=HERE, term=1, first=1, entries=entries)
+            log.append("orders", Fence(HERE, DATABASE, 1), first=1, entries=entries)
         there = log.last("orders")
         assert there is not None
         assert 0 < there < 40
         client.config_set("maxmemory", "0")
-        assert log.append("orders", origin=HERE, term=1, first=1, entries=entries) == 40
+        assert log.append("orders", Fence(HERE, DATABASE, 1), first=1, entries=entries) == 40
         assert hot_ids(valkey.url, "orders") == ids(1, 40)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -186,6 +187,28 @@ def test_a_lease_that_cannot_be_renewed_is_known_to_be_over(
     connection.execute("UPDATE events.stream_lease SET owner_id = 'rival', term = term + 1")
     wait_until(lambda: not short.is_held(lease), what="the loss is noticed")
     short.close()
+
+
+def test_a_lease_whose_checkpoint_went_back_is_given_up_and_taken_anew(
+    database_url: str, connection: psycopg.Connection[Any], heard: list[Any]
+) -> None:
+    with closing(keeper(database_url, lease_renew_seconds=0.05)) as ours:
+        lease = acquired(ours, connection)
+        connection.execute("UPDATE events.stream_lease SET checkpoint = 5")
+        ours.note(lease.at(5))
+        wait_until(lambda: told(heard, signals.LeaseRenewed) > 1, what="two renewals")
+        assert ours.is_held(lease)
+        # As after a failover to a standby that lacked the last commits.
+        connection.execute("UPDATE events.stream_lease SET checkpoint = 4")
+        wait_until(lambda: not ours.is_held(lease), what="it is noticed without any event")
+        (lost,) = (signal for signal in heard if isinstance(signal, signals.LeaseLost))
+        assert "lost commits" in lost.reason
+        again = acquired(ours, connection)
+        assert (again.checkpoint, again.term) == (4, lease.term + 1)
+
+
+def told(heard: list[Any], kind: type) -> int:
+    return sum(isinstance(signal, kind) for signal in heard)
 
 
 def test_a_lease_that_could_not_be_given_back_is_taken_again_at_once(

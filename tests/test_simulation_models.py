@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from penstock.errors import PenstockError
+from penstock.stores.hot_log import Fence
 from penstock.stores.redis_log import RedisLog
 from tests.publishing import log_key
 from tests.simulation.hot_log import HotServer, Id, ModelHotLog
@@ -28,6 +29,7 @@ terms = st.integers(1, 3)
 positions = st.integers(1, 8)
 origins = st.sampled_from((*ORIGINS[:1] * 4, ORIGINS[1]))
 incarnations = st.sampled_from((*INCARNATIONS[:1] * 4, *INCARNATIONS[1:]))
+fences = st.builds(Fence, origins, incarnations, terms)
 bases = st.integers(0, 7)
 foreign_ids = st.one_of(
     st.tuples(positions, st.integers(0, 2)), st.sampled_from([(10**15, 0), (10**15, 1)])
@@ -67,27 +69,21 @@ class HotLogs(RuleBasedStateMachine):
 
     @initialize(base=bases)
     def begin(self, base: int) -> None:
-        self._both(lambda log: self._open(log, ORIGINS[0], INCARNATIONS[0], 1, base))
+        fence = Fence(ORIGINS[0], INCARNATIONS[0], 1)
+        self._both(lambda log: log.open(self._name, fence, base=base))
 
-    @rule(origin=origins, incarnation=incarnations, term=terms, base=bases)
-    def open(self, origin: str, incarnation: str, term: int, base: int) -> None:
-        self._both(lambda log: self._open(log, origin, incarnation, term, base))
+    @rule(fence=fences, base=bases)
+    def open(self, fence: Fence, base: int) -> None:
+        self._both(lambda log: log.open(self._name, fence, base=base))
 
-    def _open(self, log: Any, origin: str, incarnation: str, term: int, base: int) -> Any:
-        return log.open(self._name, origin=origin, incarnation=incarnation, term=term, base=base)
+    @rule(fence=fences, base=bases)
+    def restart(self, fence: Fence, base: int) -> None:
+        self._both(lambda log: log.restart(self._name, fence, base=base))
 
-    @rule(origin=origins, term=terms, base=bases)
-    def restart(self, origin: str, term: int, base: int) -> None:
-        self._both(lambda log: log.restart(self._name, origin=origin, term=term, base=base))
-
-    @rule(origin=origins, term=terms, first=positions, length=st.integers(1, 4))
-    def append(self, origin: str, term: int, first: int, length: int) -> None:
+    @rule(fence=fences, first=positions, length=st.integers(1, 4))
+    def append(self, fence: Fence, first: int, length: int) -> None:
         entries = [b"entry %d" % position for position in range(first, first + length)]
-        self._both(
-            lambda log: log.append(
-                self._name, origin=origin, term=term, first=first, entries=entries
-            )
-        )
+        self._both(lambda log: log.append(self._name, fence, first=first, entries=entries))
 
     @rule(length=st.integers(1, 4))
     def append_next(self, length: int) -> None:
@@ -95,15 +91,14 @@ class HotLogs(RuleBasedStateMachine):
         meta = self._server.meta
         if meta is not None:
             first = (self._server.tail() or meta.base) + 1
-            self.append(meta.origin, meta.term, first, length)
+            self.append(meta.fence, first, length)
 
-    @rule(origin=origins, term=terms, first=positions, width=st.integers(1, 5))
-    def append_hole(self, origin: str, term: int, first: int, width: int) -> None:
+    @rule(fence=fences, first=positions, width=st.integers(1, 5))
+    def append_hole(self, fence: Fence, first: int, width: int) -> None:
         self._both(
             lambda log: log.append(
                 self._name,
-                origin=origin,
-                term=term,
+                fence,
                 first=first,
                 entries=[b"hole"],
                 hole_last=first + width - 1,
@@ -114,9 +109,9 @@ class HotLogs(RuleBasedStateMachine):
     def read(self, after: int, length: int) -> None:
         self._both(lambda log: log.read(self._name, after=after, count=length, wait_seconds=0.0))
 
-    @rule(term=st.integers(0, 3))
-    def last(self, term: int) -> None:
-        self._both(lambda log: log.last(self._name, term=term))
+    @rule(fence=st.none() | fences)
+    def last(self, fence: Fence | None) -> None:
+        self._both(lambda log: log.last(self._name, fence))
 
     @rule(through=positions)
     def trim(self, through: int) -> None:

@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "no-term-check",
         "stores/lua/append.lua",
-        "if tonumber(term) > tonumber(ARGV[2]) then return {'STALE', term} end\n",
+        "if tonumber(term) > tonumber(ARGV[3]) then return {'STALE', term} end\n",
         "",
     ),
     Mutant(

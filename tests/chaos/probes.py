@@ -19,6 +19,7 @@ from penstock.core.leases import Lease, consumer_role
 from penstock.core.mac import MacKeys
 from penstock.core.wire import Entry, decode_body, decode_entry, encode_entry
 from penstock.errors import LeaseLost, MalformedEntry
+from penstock.stores.hot_log import Fence
 from penstock.stores.inbox import Inbox
 from penstock.stores.leases import LeaseTable
 from penstock.stores.outbox import Outbox
@@ -84,11 +85,11 @@ class Probes:
 
         def append(term: int, first: int, last: int) -> int:
             entries = [b"x"] * (last - first + 1)
-            return log.append(STREAM, origin=ORIGIN, term=term, first=first, entries=entries)
+            return log.append(STREAM, _fence(term), first=first, entries=entries)
 
         with closing(log):
-            log.open(STREAM, origin=ORIGIN, incarnation=DATABASE, term=5, base=0)
-            log.restart(STREAM, origin=ORIGIN, term=5, base=0)
+            log.open(STREAM, _fence(5), base=0)
+            log.restart(STREAM, _fence(5), base=0)
             yield append
 
     # ── positions and order ───────────────────────────────────────────────────────────────────
@@ -255,6 +256,10 @@ def _claim(worker: SyncWorkerConnection, lease: Lease, entry: Entry) -> Any:
 def _settle(worker: SyncWorkerConnection, lease: Lease, entry: Entry) -> None:
     claim = _claim(worker, lease, entry)
     Inbox().commit(worker, claim, lease, entry.position)
+
+
+def _fence(term: int) -> Fence:
+    return Fence(ORIGIN, DATABASE, term)
 
 
 def _send(connection: Connection, count: int, key: str | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import LeaseLost, ServerUnavailable, StreamForeign
-from penstock.stores.hot_log import HotLogClosed, HotLogGap
+from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap
 from penstock.stores.redis_log import ALIVE_SECONDS
 from tests.simulation.machine import Actor, Machine
 
@@ -16,10 +16,8 @@ Id = tuple[int, int]
 class Meta(NamedTuple):
     """The hash beside a log."""
 
-    origin: str
-    term: int
+    fence: Fence
     base: int
-    incarnation: str
     seen: float
     """When its publisher was here last."""
 
@@ -88,33 +86,32 @@ class ModelHotLog:
     def open(
         self,
         stream_name: str,  # noqa: ARG002 - the protocol's; there is one stream
+        fence: Fence,
         *,
-        origin: str,
-        incarnation: str,
-        term: int,
         base: int,
     ) -> int | None:
         server = self._arrive("open")
         meta, now = server.meta, server.machine.now
         if meta is not None:
-            if meta.origin != origin:
-                raise StreamForeign(meta.origin)
-            if meta.incarnation != incarnation:
+            former = meta.fence
+            if former.origin != fence.origin:
+                raise StreamForeign(former.origin)
+            if former.incarnation != fence.incarnation:
                 is_alive = now - meta.seen < server.alive_seconds
-                if is_alive or not _is_heir(meta.incarnation, incarnation):
-                    raise StreamForeign(meta.incarnation)
-            if meta.term > term:
-                raise LeaseLost(str(meta.term))
-        server.meta = Meta(origin, term, base, incarnation, now)
+                if is_alive or not _is_heir(former.incarnation, fence.incarnation):
+                    raise StreamForeign(former.incarnation)
+            elif former.term > fence.term:
+                raise LeaseLost(str(former.term))
+        server.meta = Meta(fence, base, now)
         last = server.tail()
         if last is None:
             server.delete_log()
         self._answer()
         return last
 
-    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:  # noqa: ARG002
+    def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:  # noqa: ARG002
         server = self._arrive("restart")
-        meta = self._require(origin, term)
+        meta = self._require(fence)
         server.delete_log()
         server.meta = meta._replace(base=base)
         self._answer()
@@ -122,15 +119,14 @@ class ModelHotLog:
     def append(
         self,
         stream_name: str,
+        fence: Fence,
         *,
-        origin: str,
-        term: int,
         first: int,
         entries: Sequence[bytes],
         hole_last: int | None = None,
     ) -> int:
         server = self._arrive("append")
-        meta = self._require(origin, term)
+        meta = self._require(fence)
         if not server.entries:
             last = meta.base
             if first != last + 1:
@@ -178,9 +174,9 @@ class ModelHotLog:
         ]
         return found[:count]
 
-    def last(self, stream_name: str, *, term: int = 0) -> int | None:  # noqa: ARG002
+    def last(self, stream_name: str, fence: Fence | None = None) -> int | None:  # noqa: ARG002
         server = self._arrive("last")
-        if server.meta is not None and server.meta.term == term:
+        if server.meta is not None and fence is not None and _is_same(server.meta.fence, fence):
             server.meta = server.meta._replace(seen=server.machine.now)
         self._answer()
         return server.tail()
@@ -199,15 +195,17 @@ class ModelHotLog:
     def close(self) -> None:
         """Nothing is kept."""
 
-    def _require(self, origin: str, term: int) -> Meta:
+    def _require(self, fence: Fence) -> Meta:
         meta = self._server.meta
         if meta is None:
             raise HotLogClosed("there is no record")
-        if meta.origin != origin:
-            raise StreamForeign(meta.origin)
-        if meta.term > term:
-            raise LeaseLost(str(meta.term))
-        if meta.term < term:
+        if meta.fence.origin != fence.origin:
+            raise StreamForeign(meta.fence.origin)
+        if meta.fence.incarnation != fence.incarnation:
+            raise HotLogClosed("another timeline writes it")
+        if meta.fence.term > fence.term:
+            raise LeaseLost(str(meta.fence.term))
+        if meta.fence.term < fence.term:
             raise HotLogClosed("the record is older than this term")
         return meta
 
@@ -230,6 +228,10 @@ class ModelHotLog:
             server.machine.note("FAULT the connection to the hot log breaks")
             return True
         return False
+
+
+def _is_same(one: Fence, other: Fence) -> bool:
+    return (one.incarnation, one.term) == (other.incarnation, other.term)
 
 
 def _is_heir(before: str, now: str) -> bool:

@@ -61,7 +61,7 @@ def renew(transaction: Transaction, parameters: Parameters) -> Rows:
         row = database.leases.get(role)
         if row is not None and (row.owner_id, row.term) == (owner, term):
             database.leases[role] = row._replace(until=until)
-            kept.append((database.stream_name, role))
+            kept.append((database.stream_name, role, row.checkpoint))
     return kept
 
 

@@ -6,6 +6,7 @@ from functools import cache
 
 from penstock.core.leases import PUBLISHER, consumer_role
 from penstock.core.wire import encode_entry
+from penstock.stores.hot_log import Fence
 from tests.simulation.database import Database, Effect, LeaseRow, OutboxRow
 from tests.simulation.hot_log import Meta
 from tests.simulation.log_statements import incarnation, place
@@ -29,7 +30,7 @@ def begin(world: World, rows: list[OutboxRow]) -> None:
     role = consumer_role(database.consumer, database.epoch, 0, database.lanes)
     database.leases[role] = LeaseRow(term=TERM, checkpoint=handled)
     ((word,),) = incarnation(database.autocommit, {})
-    hot.meta = Meta(database.origin, TERM, 0, word, 0.0)
+    hot.meta = Meta(Fence(database.origin, word, TERM), 0, 0.0)
     database.on_effects(database.effects)
     world.saved, world.standby = hot.snapshot(), database.snapshot()
 

@@ -246,8 +246,13 @@ class Lane:
             self._advance_at = now + ADVANCE_SECONDS
             if not self._lanes.advance(self._control(), lease, self._cursor):
                 raise self._lost("another worker holds it")
-            self._lease = lease.at(self._cursor)
+            self._advanced(lease.at(self._cursor))
         return IDLE
+
+    def _advanced(self, lease: Lease) -> Lease:
+        self._lease = lease
+        self._leases.note(lease)
+        return lease
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
@@ -278,7 +283,7 @@ class Lane:
 
     def _committed(self, batch: Batch, lease: Lease, settled: Settled) -> Progress:
         if not batch.is_parked:
-            self._lease = lease = lease.at(settled.last)
+            lease = self._advanced(lease.at(settled.last))
             self._cursor = max(self._cursor, settled.last)
             self._blocked_at = None
         self._faults_in_a_row = 0

@@ -31,6 +31,9 @@ class Leases(Protocol):
     def guard(self, lease: Lease, end: Callable[[], None]) -> None:
         """Have `end` called shortly before the lease runs out, if it cannot be renewed."""
 
+    def note(self, lease: Lease) -> None:
+        """Remember a checkpoint that was committed."""
+
     def is_held(self, lease: Lease) -> bool:
         """Whether the lease is known to run on."""
 

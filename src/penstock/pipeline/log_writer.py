@@ -11,7 +11,7 @@ from penstock.core.settings import Settings
 from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole
 from penstock.errors import MalformedEntry
 from penstock.pipeline.leasing import Connection
-from penstock.stores.hot_log import HotLog, HotLogClosed, HotLogGap
+from penstock.stores.hot_log import Fence, HotLog, HotLogClosed, HotLogGap
 from penstock.stores.mac_keys import keys_for
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
@@ -30,6 +30,7 @@ class Publication:
     origin: str
     head: int
     published: int
+    fence: Fence | None = None
     last: int | None = None
     """The last position in the hot log; None: the log has to be opened."""
     is_unchecked: bool = False
@@ -104,7 +105,7 @@ class LogWriter:
     def _checked(self, publication: Publication, last: int) -> int | None:
         """The last position if the log agrees; None where it has to be opened again."""
         publication.is_unchecked = False
-        found = self._hot_log.last(publication.stream_name, term=publication.lease.term)
+        found = self._hot_log.last(publication.stream_name, publication.fence)
         return last if found == last else None
 
     def _open(self, publication: Publication) -> int:
@@ -114,9 +115,8 @@ class LogWriter:
             self.renew_keys()
         base = self._streams.refill_base(self._connection, name, self._settings.hot_log_length_max)
         incarnation = self._streams.incarnation(self._connection)
-        last = self._hot_log.open(
-            name, origin=publication.origin, incarnation=incarnation, term=term, base=base
-        )
+        publication.fence = Fence(publication.origin, incarnation, term)
+        last = self._hot_log.open(name, publication.fence, base=base)
         emit(signals.HotLogOpened(name, term, base))
         # Only now: until the log was fenced, a predecessor could still number and append.
         state = self._streams.read(self._connection, name)
@@ -177,12 +177,8 @@ class LogWriter:
         emit(signals.PositionsSkipped(publication.stream_name, first, last, reason))
 
     def _restart(self, publication: Publication, base: int, reason: str) -> None:
-        self._hot_log.restart(
-            publication.stream_name,
-            origin=publication.origin,
-            term=publication.lease.term,
-            base=base,
-        )
+        assert publication.fence is not None
+        self._hot_log.restart(publication.stream_name, publication.fence, base=base)
         emit(signals.HotLogRebuilt(publication.stream_name, reason))
 
     def _refill(self, publication: Publication, last: int | None) -> int:
@@ -208,11 +204,11 @@ class LogWriter:
     def _append(self, publication: Publication, last: int, rows: Rows) -> int | None:
         """Append events, or one hole. Returns the last position; None where the log is ahead."""
         assert self._keys is not None
+        assert publication.fence is not None
         name, (position, body) = publication.stream_name, rows[0]
         last = self._hot_log.append(
             name,
-            origin=publication.origin,
-            term=publication.lease.term,
+            publication.fence,
             first=last + 1,
             hole_last=position if is_hole(body) else None,
             entries=[encode_entry(name, place, text, self._keys) for place, text in rows],

@@ -109,6 +109,13 @@ class LeaseKeeper:
             if held is not None and held.lease.term == lease.term:
                 held.end = end
 
+    def note(self, lease: Lease) -> None:
+        """Remember a checkpoint that was committed: the database must never be behind it."""
+        with self._lock:
+            held = self._held.get((lease.stream_name, lease.role))
+            if held is not None and held.lease.term == lease.term:
+                held.lease = lease
+
     def is_held(self, lease: Lease) -> bool:
         """Whether the lease is known to run on, without asking anybody."""
         with self._lock:
@@ -224,11 +231,15 @@ class LeaseKeeper:
         asked_at = time.monotonic()
         kept = self._table.renew(connection, leases, self._granted_seconds)
         for lease in leases:
-            if (lease.stream_name, lease.role) in kept:
+            checkpoint = kept.get((lease.stream_name, lease.role))
+            if checkpoint is None:
+                self.forget(lease, "it ended before it was renewed")
+            elif checkpoint < lease.checkpoint:
+                # Whoever goes on from what it remembers would leave out what was taken back.
+                self.abandon(lease, "PostgreSQL lost commits: its checkpoint went back")
+            else:
                 with self._lock:
                     held = self._held.get((lease.stream_name, lease.role))
                     if held is not None and held.lease.term == lease.term:
                         held.deadline = asked_at + self._granted_seconds
-            else:
-                self.forget(lease, "it ended before it was renewed")
         emit(signals.LeaseRenewed(len(kept)))

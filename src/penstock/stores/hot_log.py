@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import PenstockError, ServerUnsuitable
@@ -25,6 +26,16 @@ class HotLogUnusable(ServerUnsuitable):
     """The key of one stream's log holds something else; other streams are not affected."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Who writes a log: nobody of another database, of a former timeline or of a former term."""
+
+    origin: str
+    incarnation: str
+    """Cluster, database and timeline: terms are counted within one timeline only."""
+    term: int
+
+
 class HotLog(Protocol):
     """Where consumers read. PostgreSQL has everything that is in it.
 
@@ -39,24 +50,21 @@ class HotLog(Protocol):
     def check(self) -> None:
         """Raise ServerUnsuitable if the server cannot be used at all."""
 
-    def open(
-        self, stream_name: str, *, origin: str, incarnation: str, term: int, base: int
-    ) -> int | None:
+    def open(self, stream_name: str, fence: Fence, *, base: int) -> int | None:
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1.
 
         Raises StreamForeign for another database's log, or for that of a copy of this one, and
         LeaseLost for a term that is over.
         """
 
-    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
+    def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:
         """Throw all entries away; the log is filled again from base + 1. Raises like append."""
 
     def append(
         self,
         stream_name: str,
+        fence: Fence,
         *,
-        origin: str,
-        term: int,
         first: int,
         entries: Sequence[bytes],
         hole_last: int | None = None,
@@ -75,8 +83,8 @@ class HotLog(Protocol):
         What is not an entry of Penstock's comes as b"".
         """
 
-    def last(self, stream_name: str, *, term: int = 0) -> int | None:
-        """The last position; None where the log is empty. A publisher gives its term."""
+    def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
+        """The last position; None where the log is empty. A publisher shows that it is there."""
 
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
@@ -104,25 +112,22 @@ class NoHotLog:
     def open(
         self,
         stream_name: str,
+        fence: Fence,  # noqa: ARG002 - the protocol's
         *,
-        origin: str,  # noqa: ARG002 - the protocol's
-        incarnation: str,  # noqa: ARG002
-        term: int,  # noqa: ARG002
         base: int,  # noqa: ARG002
     ) -> int | None:
         """What was appended through this object, or None."""
         return self.last(stream_name)
 
-    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:  # noqa: ARG002
+    def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:  # noqa: ARG002
         """Nothing to throw away."""
         self._last.pop(stream_name, None)
 
     def append(
         self,
         stream_name: str,
+        fence: Fence,  # noqa: ARG002 - the protocol's
         *,
-        origin: str,  # noqa: ARG002 - the protocol's
-        term: int,  # noqa: ARG002
         first: int,
         entries: Sequence[bytes],
         hole_last: int | None = None,
@@ -144,7 +149,7 @@ class NoHotLog:
         self._heard = self._announcements.wait(self._heard, wait_seconds)
         return []
 
-    def last(self, stream_name: str, *, term: int = 0) -> int | None:  # noqa: ARG002
+    def last(self, stream_name: str, fence: Fence | None = None) -> int | None:  # noqa: ARG002
         """What was appended through this object, or None."""
         return self._last.get(stream_name)
 

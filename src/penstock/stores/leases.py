@@ -72,8 +72,8 @@ class LeaseTable:
 
     def renew(
         self, connection: Connection, leases: Sequence[Lease], lease_seconds: float
-    ) -> set[tuple[str, str]]:
-        """Extend leases; returns (stream, role) of those that are still ours."""
+    ) -> dict[tuple[str, str], int]:
+        """Extend leases; returns the checkpoints of those that are still ours by (stream, role)."""
         rows = connection.execute(
             self._sql["renew"],
             {
@@ -84,7 +84,7 @@ class LeaseTable:
                 "terms": [lease.term for lease in leases],
             },
         ).fetchall()
-        return {(stream_name, role) for stream_name, role in rows}
+        return {(stream_name, role): checkpoint for stream_name, role, checkpoint in rows}
 
     def release(self, connection: Connection, lease: Lease) -> None:
         """Give the lease back at once, if it is still ours."""

@@ -19,7 +19,7 @@ from penstock.errors import (
     SettingsError,
     StreamForeign,
 )
-from penstock.stores.hot_log import HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.queries import lua
 from penstock.stores.redis_link import RedisLink, Script
 
@@ -91,35 +91,30 @@ class RedisLog:
                 "newer, or Valkey. Nothing was lost; events wait in PostgreSQL."
             )
 
-    def open(
-        self, stream_name: str, *, origin: str, incarnation: str, term: int, base: int
-    ) -> int | None:
+    def open(self, stream_name: str, fence: Fence, *, base: int) -> int | None:
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1."""
-        last = int(self._run("open", stream_name, origin, term, base, incarnation, ALIVE_SECONDS))
+        last = int(self._run("open", stream_name, *_words(fence), base, ALIVE_SECONDS))
         return None if last < 0 else last
 
-    def restart(self, stream_name: str, *, origin: str, term: int, base: int) -> None:
+    def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:
         """Throw all entries away; the log is filled again from base + 1."""
-        self._run("restart", stream_name, origin, term, base)
+        self._run("restart", stream_name, *_words(fence), base)
 
     def append(
         self,
         stream_name: str,
+        fence: Fence,
         *,
-        origin: str,
-        term: int,
         first: int,
         entries: Sequence[bytes],
         hole_last: int | None = None,
     ) -> int:
         """Append what is not there yet. Returns the last position that the log has now."""
-        last = first - 1
+        last, words = first - 1, _words(fence)
         for offset, part in _parts(entries):
             start = first + offset
             final = hole_last or start + len(part) - 1
-            last = int(
-                self._run("append", stream_name, origin, term, *self._limits, start, final, *part)
-            )
+            last = int(self._run("append", stream_name, *words, *self._limits, start, final, *part))
         return last
 
     def read(
@@ -136,13 +131,14 @@ class RedisLog:
             reply = self._reader.call("XREAD", "COUNT", count, *block, *behind)
         return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
-    def last(self, stream_name: str, *, term: int = 0) -> int | None:
-        """The last position; None where the log is empty. A publisher gives its term."""
+    def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
+        """The last position; None where the log is empty. A publisher shows that it is there."""
         if not self._is_checked:
             self.check()
         keys = [self._log_key(stream_name), self._meta_key(stream_name)]
         with self._in_our_words(stream_name):
-            last = self._writer.run(self._scripts["last"], keys, term)
+            words = () if fence is None else _words(fence)[1:]
+            last = self._writer.run(self._scripts["last"], keys, *words)
         return None if last is None else int(last)
 
     def trim(self, stream_name: str, *, through: int) -> int:
@@ -214,6 +210,10 @@ class RedisLog:
                 "Penstock's. Nothing was touched; remove it, or set another redis_prefix."
             )
         return ServerUnsuitable(f"Redis at {self._address} refuses: {reply}")
+
+
+def _words(fence: Fence) -> tuple[str, str, int]:
+    return fence.origin, fence.incarnation, fence.term
 
 
 def _client(url: str, socket_seconds: float) -> redis.Redis:

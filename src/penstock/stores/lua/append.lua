@@ -1,17 +1,20 @@
 -- Appends a contiguous batch to a stream's log, each position once. A single entry that covers more
 -- than one position is a hole, and stands at its last.
--- KEYS: log, meta. ARGV: origin, term, length limit, limit in bytes, first and last position,
--- entries…
+-- KEYS: log, meta. ARGV: origin, incarnation, term, length limit, limit in bytes, first and last
+-- position, entries…
 -- Replies {status, text}: OK last | FOREIGN origin | STALE term | CLOSED 0 | GAP last.
-local origin, term = redis.call('HGET', KEYS[2], 'origin'), redis.call('HGET', KEYS[2], 'term')
+local meta = redis.call('HMGET', KEYS[2], 'origin', 'incarnation', 'term')
+local origin, incarnation, term = meta[1], meta[2], meta[3]
 if not origin then return {'CLOSED', '0'} end
 if origin ~= ARGV[1] then return {'FOREIGN', origin} end
-if tonumber(term) > tonumber(ARGV[2]) then return {'STALE', term} end
+-- A standby took over since, and may count the same terms again.
+if incarnation ~= ARGV[2] then return {'CLOSED', '0'} end
+if tonumber(term) > tonumber(ARGV[3]) then return {'STALE', term} end
 -- An older term than ours: the server went back to a time before we opened the log.
-if tonumber(term) < tonumber(ARGV[2]) then return {'CLOSED', '0'} end
+if tonumber(term) < tonumber(ARGV[3]) then return {'CLOSED', '0'} end
 
-local first, final = tonumber(ARGV[5]), tonumber(ARGV[6])
-local is_hole = final - first > #ARGV - 7
+local first, final = tonumber(ARGV[6]), tonumber(ARGV[7])
+local is_hole = final - first > #ARGV - 8
 local tail = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local last
 if #tail > 0 then
@@ -31,7 +34,7 @@ end
 -- The script stops at its first error, so the log has no gap whatever happens here.
 for position = is_hole and math.max(final, last + 1) or last + 1, final do
   local added = redis.pcall('XADD', KEYS[1], string.format('%.0f-0', position), 'e',
-    ARGV[is_hole and 7 or position - first + 7])
+    ARGV[is_hole and 8 or position - first + 8])
   if type(added) == 'table' and added.err then
     -- The key remembers a larger id than its last entry: somebody removed our tail, and only a
     -- new key accepts these positions again. The caller fills it from PostgreSQL.
@@ -43,18 +46,18 @@ for position = is_hole and math.max(final, last + 1) or last + 1, final do
     return added
   end
 end
-redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[3])
+redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[4])
 
 -- Asking for the size costs more than a small batch, so it is asked whenever a part of what fits
 -- has been written since. Whoever may not ask has the limit in length alone.
 local written = 0
-for index = 7, #ARGV do written = written + #ARGV[index] end
+for index = 8, #ARGV do written = written + #ARGV[index] end
 written = redis.call('HINCRBY', KEYS[2], 'written', written)
-if written > tonumber(ARGV[4]) / 16 then
+if written > tonumber(ARGV[5]) / 16 then
   redis.call('HSET', KEYS[2], 'written', 0)
   local size = redis.pcall('MEMORY', 'USAGE', KEYS[1])
-  if type(size) == 'number' and size > tonumber(ARGV[4]) * 7 / 8 then
-    local keep = redis.call('XLEN', KEYS[1]) * (tonumber(ARGV[4]) * 3 / 4 / size)
+  if type(size) == 'number' and size > tonumber(ARGV[5]) * 7 / 8 then
+    local keep = redis.call('XLEN', KEYS[1]) * (tonumber(ARGV[5]) * 3 / 4 / size)
     redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', math.max(1, math.floor(keep)))
   end
 end

@@ -29,7 +29,7 @@ RETURNING l.term, l.checkpoint, free.clean
 
 -- name: renew
 -- All leases of a process in one statement, locked in order, so that nobody waits in a circle.
--- Rows that do not come back are lost.
+-- Rows that do not come back are lost; so is one whose checkpoint is behind what its holder knows.
 WITH ours AS MATERIALIZED (
     SELECT l.stream_name, l.role
       FROM events.stream_lease l
@@ -44,7 +44,7 @@ UPDATE events.stream_lease l
    SET lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
   FROM ours
  WHERE l.stream_name = ours.stream_name AND l.role = ours.role
-RETURNING l.stream_name, l.role
+RETURNING l.stream_name, l.role, l.checkpoint
 
 -- name: release
 -- Only our own term; a successor's lease is left alone.
