@@ -14,7 +14,7 @@ CODE := src tests $(wildcard benchmarks) $(wildcard examples)
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
 # The parts of pyproject.toml that the lock pins: the core always, and these.
-LOCKED := --extra embedded --group dev --group build
+LOCKED := --extra embedded --extra archive --extra crypto --extra aws --group dev --group build
 COMPILE := uv --system-certs pip compile --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --no-emit-find-links
 
