@@ -22,7 +22,7 @@ from tests.chaos.run import EVENTS_PER_SECOND, Plan, run
 
 SECONDS = 260.0
 WHOLE = Demands(events=60_000, faults=500, kinds=16, failpoint_hits=1)
-LONG_SECONDS, LONG_RATE, LONG_GAP_SECONDS = 1800.0, 1500.0, 5.0
+LONG_SECONDS, LONG_RATE, LONG_GAP_SECONDS = 1800.0, 1500.0, 4.0
 LONG = Demands(events=1_000_000, faults=500, kinds=16, failpoint_hits=3)
 
 

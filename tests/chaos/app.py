@@ -113,9 +113,12 @@ class Surroundings:
         else:
             self._slow.unlink(missing_ok=True)
 
-    def begin_lull(self) -> None:
-        """Senders send less from now on."""
-        self._lull.touch()
+    def set_lull(self, is_lull: bool) -> None:
+        """Whether senders send less from now on."""
+        if is_lull:
+            self._lull.touch()
+        else:
+            self._lull.unlink(missing_ok=True)
 
     @property
     def is_lull(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import LiteralString, NamedTuple, Self
 
 import psycopg
 
@@ -33,10 +33,30 @@ OPERATOR_SECONDS = 0.5
 REDRIVE_EVERY_SECONDS = 5.0
 REDRIVE_SECONDS = 1.5
 VERIFY_EVERY_SECONDS = 20.0
+VERIFY_PART = 0.1
+"""Of the time, where verifying takes long: that of the server is the line's."""
 BEGUN_SECONDS = 60.0
 ADDED_AFTER = 0.6
+ADDED_SECONDS_MAX = 200.0
+"""However long a run is: what was sent before, the new consumer has to catch up with."""
+LOOK_SECONDS = 1.0
+BEHIND_MAX = 5_000
+"""A consumer that is further behind is waited for: a heap that only grows proves little."""
+LONGER_FACTOR = 2.5
+"""A run whose events are too few by then goes on, up to so many times as long."""
 CALMER_SECONDS = 40.0
 EVENTS_PER_SECOND = 500.0
+FLOW: LiteralString = """
+SELECT s.head - (SELECT coalesce(sum(h.last - h.first + 1), 0)::bigint
+                   FROM events.hole h WHERE h.stream_name = s.name),
+       s.head - coalesce(min(l.checkpoint), 0)
+  FROM events.stream s
+  LEFT JOIN events.consumer c ON c.name = ANY(%(consumers)s)
+  LEFT JOIN events.stream_lease l ON l.stream_name = s.name AND l.epoch = c.epoch
+        AND split_part(l.role, '/', 1) = 'consumer:' || c.name
+ WHERE s.name = %(stream)s
+ GROUP BY s.name
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,11 @@ class Plan:
     gap_seconds: float = GAP_SECONDS
     """How much time passes between two faults, on average."""
     demands: Demands = field(default_factory=Demands)
+
+    def is_over(self, seconds: float, events: int) -> bool:
+        """Whether it lasted as long as it shall: for its time, and until its events are sent."""
+        is_enough = events >= self.demands.events or seconds >= self.seconds * LONGER_FACTOR
+        return seconds >= self.seconds and is_enough
 
     @property
     def command(self) -> str:
@@ -130,20 +155,42 @@ def _disturb(chaos: Chaos, plan: Plan, folder: Path) -> Nemesis:
         profile=plan.profile,
         gap_seconds=plan.gap_seconds,
         # It has one host, which nobody takes over from, and has to catch up all the same.
-        later={"consumer-added": plan.seconds * ADDED_AFTER},
+        later={"consumer-added": min(plan.seconds * ADDED_AFTER, ADDED_SECONDS_MAX)},
     )
     try:
         with nemesis:
             never = threading.Event()
-            never.wait(plan.seconds - min(CALMER_SECONDS, plan.seconds / 4))
+            started_at = time.monotonic()
+            calmer_seconds = min(CALMER_SECONDS, plan.seconds / 4)
+            names = list(chaos.hosts.consumer_names)
+            flow = Flow(0, 0)
+            while not plan.is_over(time.monotonic() - started_at + calmer_seconds, flow.events):
+                never.wait(LOOK_SECONDS)
+                flow = _flow(chaos.world, names) or flow
+                chaos.hosts.surroundings.set_lull(flow.behind > BEHIND_MAX)
             # What is sent in a full run's last moments is more than can be handled after it.
-            chaos.hosts.surroundings.begin_lull()
-            never.wait(min(CALMER_SECONDS, plan.seconds / 4))
+            chaos.hosts.surroundings.set_lull(True)
+            never.wait(calmer_seconds)
     finally:
         # For whoever has kept the folder and looks for the cause of something.
         told = [f"{one.started_at:.2f} {one.healed_at:.2f} {one.text}" for one in nemesis.history]
         (folder / "faults").write_text("\n".join(told))
     return nemesis
+
+
+class Flow(NamedTuple):
+    """How many events there are, and how many of them the slowest of the consumers has left."""
+
+    events: int
+    behind: int
+
+
+def _flow(world: World, consumers: list[str]) -> Flow | None:
+    """How it stands; None while nobody answers."""
+    with suppress(psycopg.Error), psycopg.connect(world.direct_database_url) as connection:
+        row = connection.execute(FLOW, {"stream": STREAM, "consumers": consumers}).fetchone()
+        return Flow(*row) if row else None
+    return None
 
 
 def _injected(nemesis: Nemesis, hits: Sequence[Hit]) -> list[Injected]:
@@ -194,7 +241,14 @@ class Shift:
                 if self._is_due("redrive", REDRIVE_EVERY_SECONDS):
                     operator.redrive(REDRIVE_SECONDS)
                 if self._is_due("verify", VERIFY_EVERY_SECONDS):
-                    self.faults += operator.verify()
+                    self._verify()
+
+    def _verify(self) -> None:
+        started_at = time.monotonic()
+        self.faults += self._hosts.operator.verify()
+        ended_at = time.monotonic()
+        rest_seconds = max(VERIFY_EVERY_SECONDS, (ended_at - started_at) / VERIFY_PART)
+        self._due_at["verify"] = ended_at + rest_seconds
 
     def _is_due(self, what: str, every_seconds: float) -> bool:
         now = time.monotonic()

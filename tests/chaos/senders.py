@@ -43,7 +43,7 @@ from tests.workload import Journal
 
 ACCOUNTS = tuple(f"account-{number}" for number in range(600))
 WRITERS = 5
-SIZES = (1, 1, 2, 5, 10, 20)
+SIZES = (1, 1, 1, 2, 2, 5, 5, 10, 20, 50)
 """How many events are sent in one transaction."""
 BEHIND_SECONDS_MAX = 10.0
 """After an outage, no more than this is caught up with."""
