@@ -37,8 +37,6 @@ VERIFY_PART = 0.1
 """Of the time, where verifying takes long: that of the server is the line's."""
 BEGUN_SECONDS = 60.0
 ADDED_AFTER = 0.6
-ADDED_SECONDS_MAX = 200.0
-"""However long a run is: what was sent before, the new consumer has to catch up with."""
 LOOK_SECONDS = 1.0
 BEHIND_MAX = 5_000
 """A consumer that is further behind is waited for: a heap that only grows proves little."""
@@ -155,18 +153,17 @@ def _disturb(chaos: Chaos, plan: Plan, folder: Path) -> Nemesis:
         profile=plan.profile,
         gap_seconds=plan.gap_seconds,
         # It has one host, which nobody takes over from, and has to catch up all the same.
-        later={"consumer-added": min(plan.seconds * ADDED_AFTER, ADDED_SECONDS_MAX)},
+        later={"consumer-added": plan.seconds * ADDED_AFTER},
     )
     try:
         with nemesis:
             never = threading.Event()
             started_at = time.monotonic()
             calmer_seconds = min(CALMER_SECONDS, plan.seconds / 4)
-            names = list(chaos.hosts.consumer_names)
             flow = Flow(0, 0)
             while not plan.is_over(time.monotonic() - started_at + calmer_seconds, flow.events):
                 never.wait(LOOK_SECONDS)
-                flow = _flow(chaos.world, names) or flow
+                flow = _flow(chaos.world, chaos.hosts.consumer_names) or flow
                 chaos.hosts.surroundings.set_lull(flow.behind > BEHIND_MAX)
             # What is sent in a full run's last moments is more than can be handled after it.
             chaos.hosts.surroundings.set_lull(True)
