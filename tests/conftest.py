@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from penstock.stores.servers import Servers, running_servers
-from tests.databases import name_of, new_database
+from tests.databases import name_of, new_database, server_folder
 
 # Hypothesis would call a test broken that a busy machine merely slows down.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,13 +26,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers() -> Iterator[Servers]:
     """The servers of this run: embedded ones, or yours if both URLs are set."""
     database_url, redis_url = map(os.environ.get, OWN_SERVERS)
     if database_url and redis_url:
         yield Servers(database_url=database_url, redis_url=redis_url)
         return
-    with running_servers(tmp_path_factory.mktemp("servers"), durable=False) as running:
+    with server_folder() as folder, running_servers(folder, durable=False) as running:
         yield running
 
 

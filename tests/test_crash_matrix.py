@@ -8,14 +8,15 @@ import pytest
 
 from penstock.stores.servers import Servers, running_servers
 from tests import crash_matrix
+from tests.databases import server_folder
 
 OTHERS_PER_RUN = 2
 
 
 @pytest.fixture
-def own_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def own_servers() -> Iterator[Servers]:
     """Embedded in any case: the matrix empties Redis databases."""
-    with running_servers(tmp_path_factory.mktemp("servers"), durable=False) as servers:
+    with server_folder() as folder, running_servers(folder, durable=False) as servers:
         yield servers
 
 
