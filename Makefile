@@ -86,6 +86,10 @@ recovery: $(READY) ## strike processes and servers under load, and measure how s
 brownout: $(READY) ## measure what consumers and senders keep while Redis is down
 	$(BIN)/python -m tests.brownout_drill
 
+.PHONY: archive-drill
+archive-drill: $(READY) ## archive a million events, killed at every signal, into a store that fails
+	$(BIN)/python -m tests.archive_drill
+
 .PHONY: mountain
 mountain: $(READY) ## work off ten million events: memory, lag query, speed; takes 25 GB of disk
 	$(BIN)/python -m tests.mountain_drill

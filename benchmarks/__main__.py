@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from typing import Protocol
 
+from benchmarks.archiving import opened_archiving
 from benchmarks.bed import Bed, made_bed
 from benchmarks.consumers import opened_consumers
 from benchmarks.decoding import opened_decoding
@@ -43,6 +44,7 @@ GROUPS: Sequence[tuple[str, Open]] = (
     ("latency", opened_latencies),
     ("processes", opened_processes),
     ("decode", opened_decoding),
+    ("archive", opened_archiving),
 )
 
 

@@ -21,6 +21,7 @@ class Scale:
     latency_handlers: tuple[str, ...]
     split: int
     decoded: int
+    archived: int
 
 
 FULL = Scale(
@@ -36,6 +37,7 @@ FULL = Scale(
     latency_handlers=("psycopg", "orm"),
     split=40_000,
     decoded=50_000,
+    archived=250_000,
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
@@ -51,4 +53,5 @@ QUICK = Scale(
     latency_handlers=("psycopg",),
     split=1_000,
     decoded=2_000,
+    archived=1_000,
 )

@@ -25,7 +25,7 @@ def pipeline() -> Pipeline:
     ("arguments", "sentence"),
     [
         ({}, r"Write mac_key=…"),
-        ({"mac_key": KEY, "archive_url": "s3://x"}, "archive_url is not available yet"),
+        ({"mac_key": KEY, "archive_url": f"ftp://{CANARY}"}, "archive_url cannot be used"),
         ({"mac_key": KEY, "redis_url": None}, "nothing is left to read from"),
         ({"mac_key": KEY, "redis_url": f"http://{CANARY}"}, "redis_url cannot be used"),
         ({"mac_key": CANARY}, "mac_key cannot be used"),

@@ -102,6 +102,7 @@ def test_programs_get_json(penstock: Penstock, books: Bookkeeper) -> None:
         "pending": 3,
         "pruned": 0,
         "before": 0,
+        "behind": 0,
         "holes": 0,
     }
 

@@ -34,6 +34,10 @@ class EventIdentityConflict(UsageError):
     """An event_uuid is already taken by a different event; this transaction cannot commit."""
 
 
+class StreamRestricted(UsageError):
+    """A stream admits only those whom its policy names; nothing was sent or handled."""
+
+
 # ── what a handler did ─────────────────────────────────────────────────────────────────────────
 
 
@@ -146,6 +150,14 @@ class PositionMissing(PenstockError):
     """A position is in none of the tiers; the consumer waits instead of skipping it."""
 
 
+class ArchiveDamaged(PenstockError):
+    """An archived object is not what was archived: nothing of it is given out."""
+
+
+class ArchiveConflict(PenstockError):
+    """The store holds another object under the name of a range; neither was touched."""
+
+
 class MalformedEntry(PenstockError):
     """Bytes from a log are not an entry of this format; the reader asks the next tier."""
 
@@ -164,3 +176,36 @@ class EmbeddedServersUnavailable(PenstockError):
 
 class ServerFailedToStart(PenstockError):
     """An embedded server did not come up; its log's tail is in the message."""
+
+
+# ── what is confidential ───────────────────────────────────────────────────────────────────────
+
+
+class ExtraMissing(UsageError):
+    """An optional package is needed here and not installed; its message says which."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed. Nothing was done; "
+            f'install it with: pip install "penstock[{extra}]"'
+        )
+
+
+class StreamConfidential(PenstockError):
+    """A stream has become confidential, or its key was changed, since the sender looked."""
+
+
+class KeyUnavailable(ServerUnavailable):
+    """A data key cannot be had now, since its KMS does not answer; waiting is safe."""
+
+
+class KeyRefused(PenstockError):
+    """The KMS refuses to unwrap a data key; no waiting helps, and nothing is used instead."""
+
+
+class KeyShredded(PenstockError):
+    """A data key was destroyed on purpose: what it has sealed can never be read again."""
+
+
+class SealBroken(PenstockError):
+    """A sealed event was altered, or moved to where it was not sent; nobody gets to see it."""

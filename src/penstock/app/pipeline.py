@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+import psycopg
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -32,12 +33,12 @@ from penstock.core.options import (
     Start,
 )
 from penstock.core.outgoing import UNSET, Unset
+from penstock.core.replays import Replay, ReplayProgress
 from penstock.core.retry import Retry, RetryFunction
 from penstock.core.schema.catalogue import Catalogue, Contract
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.core.wire import Entry
-from penstock.errors import RegistrationError
 from penstock.pipeline.rehearsal import Rehearsal
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.signature import read_signature
@@ -47,6 +48,7 @@ from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.contracts import require_kept
 from penstock.stores.postgres import connect, connect_arguments, sqlalchemy_url
 from penstock.stores.queries import DEFAULT_SCHEMA
+from penstock.stores.stream_keys import StreamKeys
 from penstock.telemetry.bus import subscribe
 from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
 
@@ -139,8 +141,9 @@ class Pipeline(SendSurface):
         """Declare a stream of another service, for consumers of this one.
 
         They read its hot log (redis_url; left out: the pipeline's own) and, for what that no longer
-        holds, its database (source_url). Entries are checked with mac_key, or with the keys that
-        its database tells. `penstock streams share`, over there, prints what to write here.
+        holds, its database (source_url) and its archive (archive_url). Entries of the hot log are
+        checked with mac_key, or with the keys that its database tells. `penstock streams share`,
+        over there, prints what to write here.
         """
         self._registry.add_source(
             checked_source(
@@ -271,18 +274,32 @@ class Pipeline(SendSurface):
         """Work in this process until stopped: `publisher`, `consumer:{name}`."""
         self._workers().run(roles, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
 
+    def run_replay(
+        self,
+        replay: Replay,
+        stop: threading.Event,
+        *,
+        on_look: Callable[[ReplayProgress], None] = lambda _progress: None,
+    ) -> None:
+        """Work in this process on a replay that is in the books, until stopped or at its end.
+
+        `on_look` is told now and then, in another thread, how far it is.
+        """
+        consumer = self._registry.named(replay.original)
+        self._workers().run_replay(replay, consumer, stop, on_look=on_look)
+
     def rehearse(self, consumer: str, entry: Entry) -> Rehearsal:
         """Try the handler of an exactly-once consumer, by its full name, on an event.
 
         It is called as in a worker; its transaction is rolled back, and `once` calls nothing.
         """
-        for registered in self._registry.consumers.values():
-            if registered.name == consumer:
-                return self._workers().rehearse(registered, entry)
-        raise RegistrationError(
-            f"The application has no consumer {consumer!r}, so nothing was tried. Name the "
-            "application that has it with --app."
-        )
+        return self._workers().rehearse(self._registry.named(consumer), entry)
+
+    def stream_keys(
+        self, stream_name: str, control: Callable[[], psycopg.Connection[Any]]
+    ) -> StreamKeys:
+        """The wrapped data keys of a stream, this service's or another's."""
+        return self._workers().stream_keys(stream_name, control)
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from penstock.core.contracts import Promise, known_classes
 from penstock.core.events import Event, RawEvent
 from penstock.core.options import ConsumerOptions, Guarantee, Start
 from penstock.core.outgoing import UNSET, Unset
+from penstock.core.replays import Replay
 from penstock.core.require import require
 from penstock.core.retry import DEFAULT_RETRY, Retry, RetryFunction
 from penstock.core.schema.catalogue import Catalogue, StreamEntry
@@ -38,6 +40,18 @@ class RegisteredConsumer:
     """The full name, `{pipeline}.{name}`: its identity for ever."""
     options: ConsumerOptions
     plan: HandlerPlan
+    replay: Replay | None = None
+    """The range that it is for, if it is the temporary consumer of a replay."""
+
+    @property
+    def identity(self) -> str:
+        """In whose name it calls the outside and is admitted: in a replay, the original's."""
+        return self.name if self.replay is None else self.replay.original
+
+    def replaying(self, replay: Replay) -> RegisteredConsumer:
+        """The temporary consumer of a replay: the same handler, with the same options."""
+        options = dataclasses.replace(self.options, start=replay.first)
+        return RegisteredConsumer(replay.name, options, self.plan, replay)
 
 
 class Registry:
@@ -54,6 +68,16 @@ class Registry:
     def consumers(self) -> Mapping[str, RegisteredConsumer]:
         """By short name."""
         return self._consumers
+
+    def named(self, full_name: str) -> RegisteredConsumer:
+        """A consumer by its full name. Raises RegistrationError where the application has none."""
+        for consumer in self._consumers.values():
+            if consumer.name == full_name:
+                return consumer
+        raise RegistrationError(
+            f"The application has no consumer {full_name!r}, so nothing was tried. Name the "
+            "application that has it with --app."
+        )
 
     @property
     def promises(self) -> list[Promise]:

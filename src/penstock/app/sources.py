@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from penstock.core.outgoing import Unset, is_stream_name
 from penstock.core.require import require
@@ -16,6 +17,8 @@ REDIS_PREFIX = "penstock"
 """The producer's, unless it has set another."""
 DATABASE_FORM = "postgresql://user:password@host:port/name"
 REDIS_FORM = "redis://host:port/0"
+ARCHIVE_FORM = "s3://bucket/prefix"
+ARCHIVE_SCHEMES = ("", "s3", "file", "memory")
 
 
 def checked_source(
@@ -31,12 +34,6 @@ def checked_source(
 ) -> Source:
     """A source as the application wrote it. Raises RegistrationError with what to write."""
     _require(is_stream_name(name), name, "that cannot name a stream. Write the producer's name.")
-    _require(
-        archive_url is None,
-        name,
-        "archive_url is not available yet. Leave it out, and write source_url=… for what the hot "
-        "log no longer holds.",
-    )
     _require(
         mac_key is not None or source_url is not None,
         name,
@@ -63,6 +60,7 @@ def checked_source(
         mac_key=mac_key,
         source_url=source_url,
         source_schema=source_schema,
+        archive_url=archive_url,
         brownout=brownout,
     )
     _require_forms(source)
@@ -80,6 +78,10 @@ def _require_forms(source: Source) -> None:
     if source_url is not None:
         form = f'source_url cannot be used. Write source_url="{DATABASE_FORM}".'
         _attempt(name, form, lambda: sqlalchemy_url(source_url))
+    if source.archive_url is not None:
+        form = f'archive_url cannot be used. Write archive_url="{ARCHIVE_FORM}", or a folder.'
+        url = str(source.archive_url)
+        _require(bool(url) and urlsplit(url).scheme in ARCHIVE_SCHEMES, name, form)
     form = (
         "mac_key cannot be used. Write it as `penstock streams share --show-secrets` prints it: "
         "id:secret, several with commas between them."

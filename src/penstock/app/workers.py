@@ -17,15 +17,19 @@ import psycopg
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
+from penstock.app.handler_sends import HandlerSends
+from penstock.app.hot_logs import HotLogs
+from penstock.app.key_sources import KeySources
 from penstock.app.registry import RegisteredConsumer
-from penstock.core.leases import JANITOR, PUBLISHER
-from penstock.core.outgoing import Limits, OutgoingEvent, Unset, batch_json, encode_event
+from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER
+from penstock.core.replays import Replay, ReplayProgress
 from penstock.core.require import require
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
-from penstock.core.trouble import Trouble
 from penstock.core.wire import Entry
 from penstock.errors import RegistrationError, UsageError
+from penstock.pipeline.admission import require_admitted
+from penstock.pipeline.archiver import Archiver
 from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.effects import Effects
@@ -33,21 +37,17 @@ from penstock.pipeline.gate import Gate
 from penstock.pipeline.janitor import Janitor
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.rehearsal import Rehearsal, RehearsalRoom
+from penstock.pipeline.replaying import ReplayWatch
 from penstock.pipeline.seams import ConsumerSeams
-from penstock.pipeline.sending import take_pending
 from penstock.runtime.crew import Crew
 from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Stage
 from penstock.runtime.time_limit import TimeLimit
-from penstock.stores.announcements import Announcements
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
-from penstock.stores.contracts import promises_of, require_kept
 from penstock.stores.control_connection import ControlConnection
-from penstock.stores.hot_log import HotLog, NoHotLog
-from penstock.stores.identity import new_event_uuid
-from penstock.stores.queries import Queries
-from penstock.stores.redis_log import RedisLog
+from penstock.stores.replays import Replays
+from penstock.stores.stream_keys import StreamKeys
 from penstock.stores.worker_connection import SyncWorkerConnection, WorkerConnection
 from penstock.telemetry import failpoints, signals
 from penstock.telemetry.bus import emit
@@ -64,6 +64,10 @@ class _Surroundings:
     crew: Crew
     gate: Gate
     deployed_at: datetime
+
+
+_Opener = Callable[[_Surroundings, threading.Event, Any], Stage]
+"""Opens the stage of one role; see `Crew`."""
 
 
 class Workers:
@@ -88,12 +92,11 @@ class Workers:
         self._sources = sources
         self._session_factory = session_factory
         self._around = around
-        self._announcements = Announcements(settings.database_url)
-        self._announced_elsewhere: dict[str, Announcements] = {}
+        self._hot_logs = HotLogs(settings)
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
-        hot_log = self._open_log()
+        hot_log = self._hot_logs.own()
         try:
             hot_log.check()
         finally:
@@ -110,12 +113,48 @@ class Workers:
     ) -> None:
         """Work until stopped. An error that no waiting can cure stops all roles and comes out."""
         openers = {role: self._opener(role) for role in roles}
+        self._run(openers, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
+
+    def run_replay(
+        self,
+        replay: Replay,
+        consumer: RegisteredConsumer,
+        stop: threading.Event,
+        *,
+        on_look: Callable[[ReplayProgress], None],
+    ) -> None:
+        """Work on a replay of a consumer until it is stopped, or there is nothing left to do.
+
+        `on_look` is told now and then, in another thread, how far it is.
+        """
+
+        def watch(around: _Surroundings, _stop: threading.Event, _in_handler: Any) -> Stage:
+            control = around.keeper.control.get
+            replays = Replays(self._settings.schema)
+            return ReplayWatch(replay, replays, control, on_look=on_look, on_rest=stop.set)
+
+        openers: dict[str, _Opener] = {
+            # Not as a consumer's role: by that its single lane is called.
+            f"replay:{replay.name}": partial(self._open_consumer, consumer.replaying(replay)),
+            f"replay-watch:{replay.name}": watch,
+        }
+        self._run(openers, stop)
+
+    def _run(
+        self,
+        openers: Mapping[str, _Opener],
+        stop: threading.Event,
+        worker_id: str | None = None,
+        *,
+        deployed_at: datetime | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
         failpoints.install_failpoints(os.environ.get(failpoints.ENVIRONMENT_NAME))
         _tame_garbage_collection()
         keeper = LeaseKeeper(self._settings, worker_id)
         crew = Crew(pulse)
         surroundings = _Surroundings(keeper, crew, Gate(), deployed_at or datetime.now(UTC))
-        name = "+".join(roles)
+        name = "+".join(openers)
         for role, open_stage in openers.items():
             crew.start(role, partial(open_stage, surroundings))
         emit(signals.WorkerStarted(name, os.getpid()))
@@ -124,8 +163,7 @@ class Workers:
             if stop.is_set() or keeper.failure is not None:
                 crew.stop_all()
         keeper.close()
-        for announcements in (self._announcements, *self._announced_elsewhere.values()):
-            announcements.close()
+        self._hot_logs.close()
         emit(signals.WorkerStopped(name))
         for error in (*crew.errors, keeper.failure):
             if error is not None:
@@ -136,15 +174,22 @@ class Workers:
         surroundings = _Surroundings(keeper, Crew(), Gate(), datetime.now(UTC))
         return self._opener(role)(surroundings, threading.Event(), nullcontext())
 
-    def _opener(self, role: str) -> Callable[[_Surroundings, threading.Event, Any], Stage]:
+    def _opener(self, role: str) -> _Opener:
         if role == PUBLISHER:
             return self._open_publisher
         if role == JANITOR:
             return self._open_janitor
+        if role == ARCHIVER:
+            require(
+                self._settings.archive_url is not None,
+                "There is nothing to archive into. Set PENSTOCK_ARCHIVE_URL=s3://bucket/prefix, or "
+                "the path of a folder.",
+            )
+            return self._open_archiver
         name = role.removeprefix(CONSUMER_PREFIX)
         if not role.startswith(CONSUMER_PREFIX):
             raise UsageError(
-                f"There is no role {role!r}: write publisher, janitor or consumer:NAME."
+                f"There is no role {role!r}: write publisher, archiver, janitor or consumer:NAME."
             )
         if name not in self._consumers:
             known = ", ".join(self._consumers) or "none"
@@ -158,7 +203,7 @@ class Workers:
         _in_handler: AbstractContextManager[Any],
     ) -> Stage:
         return Publisher(
-            self._settings, around.keeper, self._open_log(), stop_requested=stop.is_set
+            self._settings, around.keeper, self._hot_logs.own(), stop_requested=stop.is_set
         )
 
     def _open_janitor(
@@ -169,6 +214,16 @@ class Workers:
     ) -> Stage:
         return Janitor(self._settings, around.keeper, stop_requested=stop.is_set)
 
+    def _open_archiver(
+        self,
+        around: _Surroundings,
+        stop: threading.Event,
+        in_handler: AbstractContextManager[Any],
+    ) -> Stage:
+        return Archiver(
+            self._settings, around.keeper, stop_requested=stop.is_set, excused=in_handler
+        )
+
     def _open_consumer(
         self,
         consumer: RegisteredConsumer,
@@ -177,7 +232,9 @@ class Workers:
         _in_handler: AbstractContextManager[Any],
     ) -> Stage:
         control = around.keeper.control.get
-        source = self._sources.get(consumer.options.stream_name)
+        stream_name = consumer.options.stream_name
+        source = self._sources.get(stream_name)
+        require_admitted(consumer.identity, stream_name, self._settings, control(), source)
         consuming = Consuming(
             name=consumer.name,
             options=consumer.options,
@@ -188,21 +245,37 @@ class Workers:
             control=control,
             seams=self._seams(consumer, control),
             source=source,
+            replay=consumer.replay,
         )
-        open_log = self._open_log if source is None else partial(self._open_source_log, source)
+        logs = self._hot_logs
+        open_log = logs.own if source is None else partial(logs.of_source, source)
         return Consumer(consuming, around.crew, open_log, deployed_at=around.deployed_at)
 
     def _seams(
         self, consumer: RegisteredConsumer, control: Callable[[], psycopg.Connection[Any]]
     ) -> ConsumerSeams:
+        sends = HandlerSends(self._settings, control)
         return ConsumerSeams(
             open_worker=lambda: self._open_worker(consumer),
-            insert_sends=partial(self._insert_sends, control),
+            insert_sends=sends.insert,
             caller=partial(_caller, consumer),
             around=self._around,
-            effects=Effects(self._settings.schema, control, consumer.name, socket.gethostname()),
-            tell=self._tell,
+            effects=Effects(
+                self._settings.schema, control, consumer.identity, socket.gethostname()
+            ),
+            tell=sends.tell,
+            keys=self.stream_keys(consumer.options.stream_name, control),
         )
+
+    def stream_keys(
+        self, stream_name: str, control: Callable[[], psycopg.Connection[Any]]
+    ) -> StreamKeys:
+        """The wrapped data keys of a stream, this service's or another's."""
+        key_sources = KeySources(self._settings, self._hot_logs)
+        source = self._sources.get(stream_name)
+        if source is None:
+            return key_sources.own(stream_name, control)
+        return key_sources.of_source(source)
 
     def rehearse(self, consumer: RegisteredConsumer, entry: Entry) -> Rehearsal:
         """Try a consumer's handler on an event; everything is rolled back."""
@@ -222,31 +295,6 @@ class Workers:
         finally:
             control.close()
 
-    def _open_log(self) -> HotLog:
-        settings = self._settings
-        if settings.redis_url is None:
-            return NoHotLog(self._announcements)
-        return RedisLog(
-            settings.redis_url,
-            prefix=settings.redis_prefix,
-            length_max=settings.hot_log_length_max,
-            bytes_max=settings.hot_log_bytes_max,
-        )
-
-    def _open_source_log(self, source: Source) -> HotLog:
-        url = self._settings.redis_url if isinstance(source.redis_url, Unset) else source.redis_url
-        if url is not None:
-            return RedisLog(url, prefix=source.redis_prefix)
-        require(
-            source.source_url is not None,
-            f"pipeline.source({source.stream_name!r}, …) names no Redis, and the pipeline has "
-            "none either. Write redis_url=… or source_url=….",
-            RegistrationError,
-        )
-        known = self._announced_elsewhere
-        url = str(source.source_url)
-        return NoHotLog(known.setdefault(url, Announcements(url)))
-
     def _open_worker(self, consumer: RegisteredConsumer) -> WorkerConnection:
         factory = self._session_factory
         url, application = self._settings.database_url, f"penstock {consumer.name}"
@@ -257,33 +305,6 @@ class Workers:
         return SyncWorkerConnection(
             url, application, factory if isinstance(factory, sessionmaker) else None
         )
-
-    def _insert_sends(
-        self,
-        control: Callable[[], psycopg.Connection[Any]],
-        worker: WorkerConnection,
-        session: Any,
-    ) -> None:
-        """What handlers remembered is inserted last, before the fence."""
-        pending = take_pending(session)
-        if pending:
-            require_kept(control(), self._settings.schema, promises_of(pending))
-            self._send(worker, pending)
-
-    def _tell(self, worker: WorkerConnection, trouble: Trouble) -> None:
-        """Send an event about it, if there is a stream for that; not about that stream's own."""
-        stream_name = self._settings.dead_letter_stream
-        if stream_name is None or trouble.stream_name == stream_name:
-            return
-        limits = Limits(self._settings.payload_bytes_max, self._settings.metadata_bytes_max)
-        event = encode_event(
-            stream_name, trouble.as_event(), event_uuid=new_event_uuid(), limits=limits
-        )
-        self._send(worker, [event])
-
-    def _send(self, worker: WorkerConnection, events: list[OutgoingEvent]) -> None:
-        query = Queries("outbox.sql", self._settings.schema)["send_many"]
-        worker.execute(query, {"batch": batch_json(events)})
 
 
 def _caller(

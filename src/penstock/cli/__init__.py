@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    archive,
     consumers,
     dead_letters,
     demonstration,
     migrating,
     parked,
+    policy,
     quarantine,
     redriving,
+    replay,
     running,
     schema,
     sending,
@@ -78,12 +81,15 @@ application.command("migrate")(migrating.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
 application.command("verify")(verify.verify)
+application.add_typer(archive.application, name="archive")
 application.add_typer(consumers.application, name="consumers")
 dead_letters.application.command("redrive")(redriving.command)
 application.add_typer(dead_letters.application, name="dead-letters")
 application.add_typer(dead_letters.application, name="dlq", hidden=True)
 application.add_typer(parked.application, name="parked")
+application.add_typer(policy.application, name="policy")
 application.add_typer(quarantine.application, name="quarantine")
+application.add_typer(replay.application, name="replay")
 application.add_typer(schema.application, name="schema")
 application.add_typer(streams.application, name="streams")
 application.command("config")(settings.config)

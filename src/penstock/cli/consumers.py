@@ -23,7 +23,7 @@ from penstock.cli.output import (
     table,
 )
 from penstock.errors import OperationRefused
-from penstock.ops.consumers import Consumers
+from penstock.ops.consumers import Consumers, require_no_replay
 from penstock.ops.seeking import Seeker, SeekPlan, parse_target
 from penstock.ops.status import ConsumerStatus, read_status
 from penstock.ops.streams import find_remote, forget_remote
@@ -219,6 +219,7 @@ def forget(
         return
     with _consumers(context) as consumers:
         full_name = consumers.find(name)
+        require_no_replay(full_name, "forgotten")
         rows = consumers.count_leftovers(full_name)
         confirm(
             f"{full_name} and its {rows.settled:,} settled rows, {rows.parked:,} parked events and "

@@ -17,6 +17,7 @@ from penstock.cli.letter_options import (
     Consumer,
     Json,
     References,
+    Reveal,
     Why,
     Yes,
     interruptible,
@@ -35,6 +36,7 @@ from penstock.ops.dead_letters import (
     discard,
     find,
 )
+from penstock.ops.revealing import masked_letter, revealed_letter
 from penstock.stores.dead_letters import Criteria, DeadLetters, FullLetter, Group, TouchedBy
 from penstock.stores.identity import operator_id
 
@@ -118,6 +120,7 @@ def show(
     ],
     *,
     consumer: Consumer = None,
+    reveal: Reveal = False,
     json_output: Json = False,
 ) -> None:
     """Show everything about one dead letter: error, attempts, event, who touched it."""
@@ -128,6 +131,11 @@ def show(
         letters = DeadLetters(connection, schema)
         letter = _the_one(letters, reference, name)
         operations = letters.operations(letter.letter.consumer, letter.letter.event_uuid)
+        if reveal:
+            stream_name = letter.letter.stream_name
+            keys = invocation.pipeline.stream_keys(stream_name, lambda: connection)
+            letter = revealed_letter(letter, keys)
+    letter = masked_letter(letter)
     if json_output:
         print_json(_full_json(letter, list(operations)))
     else:

@@ -15,7 +15,7 @@ from penstock.runtime.stopping import told_of_stop_signals
 
 EXIT_INTERRUPTED = 130
 NAME_HELP = "The consumer: its full name, or the part after the pipeline's."
-BURIAL_HELP = "Why they were buried: exhausted, fatal, contract, crash or interrupted."
+BURIAL_HELP = "Why they were buried: exhausted, fatal, contract, crash, interrupted or tampered."
 TIME = "TIME|2h|7d"
 
 Consumer = Annotated[str | None, typer.Option(metavar="NAME", help=NAME_HELP)]
@@ -45,6 +45,10 @@ References = Annotated[
     typer.Argument(metavar="ID|UUID|STREAM/POSITION", help="Letters by name."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reveal = Annotated[
+    bool,
+    typer.Option("--reveal", help="Open what is encrypted; needs the right to use its KMS key."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 By = Annotated[
     str | None, typer.Option("--by", metavar="NAME", help="Who does it; by default user@host.")

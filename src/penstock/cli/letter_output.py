@@ -143,7 +143,7 @@ def shown_payload(entry: Callable[[], Entry]) -> dict[str, Any]:
     try:
         event = entry()
         if event.fields[2]:
-            note = f"The event is encrypted with key {event.fields[2].decode()}; it is not shown."
+            note = f"The event is encrypted with key {event.fields[2].decode()}; --reveal shows it."
             return {**nothing, "note": note}
         return {"payload": event.plain_payload(), "metadata": event.metadata()}
     except (MalformedEntry, ContractError, ValueError) as error:

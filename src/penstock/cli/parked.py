@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_options import By, Consumer, Json, Why, Yes
+from penstock.cli.letter_options import By, Consumer, Json, Reveal, Why, Yes
 from penstock.cli.letter_output import (
     moment,
     one_line,
@@ -22,6 +22,7 @@ from penstock.errors import UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.parked import Released, find_parked
 from penstock.ops.parked import release as release_parked
+from penstock.ops.revealing import revealed_parked
 from penstock.stores.identity import operator_id
 from penstock.stores.parked_keys import FullParkedEvent, ParkedEvent, ParkedKeys
 
@@ -88,6 +89,7 @@ def show(
     position: Annotated[int, typer.Argument(metavar="POSITION", help="Where it is parked.")],
     *,
     consumer: Consumer = None,
+    reveal: Reveal = False,
     json_output: Json = False,
 ) -> None:
     """Show one parked event: its attempts, what it waits for, what waits for it."""
@@ -96,6 +98,10 @@ def show(
     with invocation.connect("parked") as connection:
         name = None if consumer is None else Consumers(connection, schema).find(consumer)
         parked = find_parked(ParkedKeys(connection, schema), position, name)
+        if reveal:
+            stream_name = parked.event.stream_name
+            keys = invocation.pipeline.stream_keys(stream_name, lambda: connection)
+            parked = revealed_parked(parked, keys)
     if json_output:
         print_json(_full_json(parked))
         return

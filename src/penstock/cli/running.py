@@ -21,7 +21,7 @@ import typer
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.output import print_error, print_note
 from penstock.cli.supervision import Supervision, supervise
-from penstock.core.leases import PUBLISHER, consumer_role
+from penstock.core.leases import ARCHIVER, PUBLISHER, consumer_role
 from penstock.core.masking import masked_url
 from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
 from penstock.runtime.heartbeat import Pulse
@@ -42,6 +42,17 @@ LogFormat = Annotated[
     str | None,
     typer.Option(envvar="PENSTOCK_LOG_FORMAT", help="human or json; by default as fits stderr."),
 ]
+Processes = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Pack the consumers into N processes."),
+]
+HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", min=0, max=65535, help="Serve /healthz, /readyz, /metrics; 0: any port."
+    ),
+]
+HealthHost = Annotated[str, typer.Option(metavar="HOST", help="Where to serve them.")]
 HeartbeatTimeout = Annotated[
     float | None,
     typer.Option(
@@ -90,33 +101,32 @@ def run(
         list[str] | None,
         typer.Option(metavar="GLOB", help="Run the consumers whose names match, e.g. 'bill_*'."),
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Pack the consumers into N processes."),
-    ] = None,
+    archiver: Annotated[
+        bool, typer.Option("--archiver", help="Run the archiver; needs archive_url.")
+    ] = False,
+    processes: Processes = None,
     spare: Annotated[
         bool, typer.Option(help="Keep a process ready that replaces one that dies at once.")
     ] = True,
     heartbeat_timeout: HeartbeatTimeout = None,
     graceful_shutdown_timeout: GracefulShutdownTimeout = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT", min=0, max=65535, help="Serve /healthz, /readyz, /metrics; 0: any port."
-        ),
-    ] = None,
-    health_host: Annotated[
-        str, typer.Option(metavar="HOST", help="Where to serve them.")
-    ] = "127.0.0.1",
+    health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = None,
 ) -> None:
-    """Run publisher and consumers, a process each; without a flag, everything."""
+    """Run publisher, archiver and consumers, a process each; without a flag, everything."""
     invocation = invocation_of(context)
     logs = LogChoice.of(log_level, log_format)
-    if invocation.app is None and not (publisher and not consumers):
+    if invocation.app is None and (consumers or not (publisher or archiver)):
         raise UsageError("To run consumers, say where they are: --app module:attribute.")
-    roles = choose_roles(invocation.pipeline.consumers, publisher=publisher, globs=consumers or ())
+    roles = choose_roles(
+        invocation.pipeline.consumers,
+        publisher=publisher,
+        globs=consumers or (),
+        archiver=archiver,
+        has_archive=invocation.settings.archive_url is not None,
+    )
     try:
         invocation.connect("run").close()
         invocation.pipeline.register_contracts()
@@ -142,7 +152,12 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
     with _development_servers(Path.cwd()):
         settings = invocation.pipeline.settings
         applied = migrate(settings.database_url, settings.schema)
-        roles = choose_roles(invocation.pipeline.consumers, publisher=False, globs=())
+        roles = choose_roles(
+            invocation.pipeline.consumers,
+            publisher=False,
+            globs=(),
+            has_archive=settings.archive_url is not None,
+        )
         if applied:
             print_note(f"Applied to schema {settings.schema}: {', '.join(applied)}")
         print_note(f"PostgreSQL  {masked_url(settings.database_url)}")
@@ -159,7 +174,7 @@ def work(
     context: typer.Context,
     *,
     role: Annotated[
-        list[str] | None, typer.Option(help="publisher or consumer:NAME; repeatable.")
+        list[str] | None, typer.Option(help="publisher, archiver or consumer:NAME; repeatable.")
     ] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Read role and id from stdin.")] = False,
     worker_id: Annotated[str | None, typer.Option(help="Names this process in leases.")] = None,
@@ -245,17 +260,30 @@ def _supervision(
     )
 
 
-def choose_roles(names: Iterable[str], *, publisher: bool, globs: Iterable[str]) -> list[str]:
-    """The roles that the flags ask for; without any flag, all of them."""
+def choose_roles(
+    names: Iterable[str],
+    *,
+    publisher: bool,
+    globs: Iterable[str],
+    archiver: bool = False,
+    has_archive: bool = False,
+) -> list[str]:
+    """The roles that the flags ask for; without any flag, all that there is something to do for."""
     names, globs = list(names), list(globs)
-    if not publisher and not globs:
-        return [PUBLISHER, *map(consumer_role, names)]
+    if not publisher and not archiver and not globs:
+        return [PUBLISHER, *[ARCHIVER] * has_archive, *map(consumer_role, names)]
+    if archiver and not has_archive:
+        raise UsageError(
+            "--archiver needs a place to archive into: set PENSTOCK_ARCHIVE_URL to s3://bucket/"
+            "prefix, or to the path of a folder."
+        )
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
             known = ", ".join(names) or "none"
             raise UsageError(f"--consumers {glob!r} matches no consumer; registered are: {known}.")
     chosen = [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
-    return [PUBLISHER] * publisher + [consumer_role(name) for name in chosen]
+    chosen_roles = [PUBLISHER] * publisher + [ARCHIVER] * archiver
+    return chosen_roles + [consumer_role(name) for name in chosen]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import typer
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_note
 from penstock.core.crash_budget import CrashLimits
-from penstock.core.leases import JANITOR, PUBLISHER
+from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER
 from penstock.errors import PenstockError
 from penstock.ops.quarantine import QuarantineTable
 from penstock.ops.workers import read_database_clock, release_dead_worker
@@ -71,7 +71,7 @@ def supervise(invocation: Invocation, roles: Sequence[str], how: Supervision) ->
 def process_specs(
     invocation: Invocation, roles: Sequence[str], how: Supervision
 ) -> list[ProcessSpec]:
-    """The publisher in a process of its own; consumers in one each, or packed."""
+    """Publisher and archiver in a process of their own; consumers in one each, or packed."""
     arguments = _shared_arguments(invocation, how)
 
     def spec(name: str, together: Sequence[str], **more: Any) -> ProcessSpec:
@@ -86,6 +86,7 @@ def process_specs(
 
     consumers = [role for role in roles if role.startswith(CONSUMER_PREFIX)]
     specs = [spec(PUBLISHER, PUBLISHER_ROLES)] if PUBLISHER in roles else []
+    specs += [spec(ARCHIVER, [ARCHIVER])] if ARCHIVER in roles else []
     for number, together in enumerate(_packed(consumers, how.processes), 1):
         apart = tuple(consumer_spec(role) for role in together)
         is_alone = len(apart) == 1

@@ -136,7 +136,11 @@ def _counts(books: ConsumerBooks) -> str:
     due = {**books.as_plain(), "pruned": books.pruned}
     always = ("handled", "pending")
     shown = [f"{due[name]:,} {name}" for name in due if due[name] or name in always]
-    others = {"before its start": books.before, "in holes": books.holes}
+    others = {
+        "before its start": books.before,
+        "behind its end": books.behind,
+        "in holes": books.holes,
+    }
     apart = [f"; {count:,} {name}" for name, count in others.items() if count]
     return f"{books.name}: of {books.due:,} due {', '.join(shown)}{''.join(apart)}"
 

@@ -62,6 +62,8 @@ class ConsumerBooks:
     """Passed so long ago that nothing but the checkpoint tells of it."""
     before: int = 0
     """Before its start: not due to it, and not among the others."""
+    behind: int = 0
+    """Behind its end, if it is a replay: likewise."""
     holes: int = 0
     """Positions without an event: likewise."""
 

@@ -1,7 +1,7 @@
 """Compares the books of one consumer with each other and with the outbox.
 
-Every position is in exactly one place: before the consumer's start, handled, skipped, discarded,
-parked, dead, passed over by an operator, pruned, pending, or in a hole.
+Every position is in exactly one place: before the consumer's start or behind its end, handled,
+skipped, discarded, parked, dead, passed over by an operator, pruned, pending, or in a hole.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.core.history import (
 from penstock.core.lanes import key_hash
 
 _BEFORE = "before its start"
+_BEHIND = "behind its end"
 _OVER = "passed over"
 _PRUNED = "pruned"
 _PENDING = "pending"
@@ -75,9 +76,10 @@ class _Audit:
         self._audit_keys()
         places = Counter(self._audit_row(row) for row in self._history.outbox)
         start = max(self._consumer.start_position, self._history.first)
+        end = self._consumer.last_due(self._history.end)
         return ConsumerBooks(
             name=self._consumer.name,
-            due=len(self._history.outbox) - places[_BEFORE],
+            due=len(self._history.outbox) - places[_BEFORE] - places[_BEHIND],
             handled=places[HANDLED],
             passed=places[SKIPPED] + places[DISCARDED] + places[_OVER],
             parked=places[PARKED],
@@ -85,7 +87,8 @@ class _Audit:
             pending=places[_PENDING],
             pruned=places[_PRUNED],
             before=places[_BEFORE],
-            holes=sum(hole.overlap(start, self._history.end) for hole in self._history.holes),
+            behind=places[_BEHIND],
+            holes=sum(hole.overlap(start, end) for hole in self._history.holes),
         )
 
     def _unaccounted(self, what: str) -> None:
@@ -173,10 +176,11 @@ class _Audit:
         return place
 
     def _place(self, row: SentRow, settled: SettledRow | None) -> str:
-        if row.position is not None and row.position < self._consumer.start_position:
+        outside = self._outside(row)
+        if outside is not None:
             if settled is not None:
-                self._unaccounted(f"{row.event_uuid} is {settled.outcome} and {_BEFORE}")
-            return _BEFORE
+                self._unaccounted(f"{row.event_uuid} is {settled.outcome} and {outside}")
+            return outside
         if settled is not None:
             return settled.outcome
         if not _is_passed(row, self._consumer.checkpoint_over(row)):
@@ -184,6 +188,14 @@ class _Audit:
         if self._was_passed_over(row):
             return _OVER
         return _PRUNED if row.is_old and _is_passed(row, self._consumer.floor) else _NOWHERE
+
+    def _outside(self, row: SentRow) -> str | None:
+        """Where a row stands that is not due to the consumer."""
+        position, end = row.position, self._consumer.end_position
+        if position is not None and position < self._consumer.start_position:
+            return _BEFORE
+        # What is not numbered yet comes behind every end.
+        return _BEHIND if end is not None and (position is None or position > end) else None
 
     def _was_passed_over(self, row: SentRow) -> bool:
         position = row.position

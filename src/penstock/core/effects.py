@@ -14,6 +14,7 @@ from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
 from penstock.core.encoding import encode_plain, is_unstorable_text, require_size
 from penstock.core.require import require
+from penstock.core.sealing import Box
 from penstock.core.settings import MEBIBYTE
 from penstock.errors import ContractError, InvalidEvent, UsageError
 
@@ -85,12 +86,14 @@ def call_plain(fn: Callable[[], Any], effect: str) -> Any:
 
 
 class ResultFormat:
-    """How a result is kept: as plain JSON, or as the JSON of a type.
+    """How a result is kept: as plain JSON, or as the JSON of a type; sealed, if its event was.
 
     Raises UsageError for something that is not a type, before anything is called.
     """
 
-    def __init__(self, returns: Any = None) -> None:
+    def __init__(self, returns: Any = None, box: Box | None = None, purpose: str = "") -> None:
+        self._box = box
+        self._purpose = purpose
         self._adapter = None if returns is None else _adapter_of(returns)
         self._name = returns.__name__ if isinstance(returns, type) else str(returns)
 
@@ -111,10 +114,15 @@ class ResultFormat:
                 f"{type(value).__name__} cannot be written as JSON and read back as {kind} "
                 f"({type(error).__name__})."
             ) from None
-        return encoded.decode()
+        text = encoded.decode()
+        if self._box is None:
+            return text
+        return orjson.dumps(self._box.seal(text, self._purpose)).decode()
 
     def decode(self, text: str, what: str) -> Any:
         """The result from its JSON. Raises ContractError where the type has changed meanwhile."""
+        if self._box is not None:
+            text = self._box.open(orjson.loads(text), self._purpose)
         if self._adapter is None:
             return orjson.loads(text)
         try:

@@ -42,12 +42,15 @@ class Forensics:
     """Equal for errors of one type that took the same way through the application's code."""
 
 
-def forensics_of(error: BaseException) -> Forensics:
-    """What to keep of an error. Never raises, whatever the error's own methods do."""
+def forensics_of(error: BaseException, *, values: bool = True) -> Forensics:
+    """What to keep of an error. Never raises, whatever the error's own methods do.
+
+    Without `values`, a traceback has only types and places: no text that the error brought along.
+    """
     return Forensics(
         error_type=_type_of(error),
         error_message=text_of(error, MESSAGE_LENGTH_MAX),
-        traceback=_traceback_of(error),
+        traceback=_traceback_of(error, values),
         fingerprint=_fingerprint_of(error),
     )
 
@@ -105,11 +108,11 @@ def _last_parts(filename: str, count: int) -> str:
 # ── the traceback ──────────────────────────────────────────────────────────────────────────────
 
 
-def _traceback_of(error: BaseException) -> str:
+def _traceback_of(error: BaseException, values: bool) -> str:
     try:
-        text = _chain_text(error, TRACEBACK_LENGTH_MAX, GROUP_DEPTH_MAX)
+        text = _chain_text(error, TRACEBACK_LENGTH_MAX, GROUP_DEPTH_MAX, values)
     except Exception:  # noqa: BLE001 - a module's own loader, asked for a line, may raise anything
-        text = f"{_type_of(error)}: {text_of(error, MESSAGE_LENGTH_MAX)}\n"
+        text = _last_line(error, values)
     if len(text) > TRACEBACK_LENGTH_MAX:
         # The end is where it failed.
         kept = TRACEBACK_LENGTH_MAX - len(_BEGINNING_LEFT_OUT)
@@ -117,11 +120,11 @@ def _traceback_of(error: BaseException) -> str:
     return storable(text, TRACEBACK_LENGTH_MAX)
 
 
-def _chain_text(error: BaseException, room: int, depth: int) -> str:
+def _chain_text(error: BaseException, room: int, depth: int, values: bool) -> str:
     """The error and what led to it, the oldest first, in Python's own layout."""
     texts: list[str] = []
     for link, word in _chain(error):
-        texts.append(word + _one_text(link, room, depth))
+        texts.append(word + _one_text(link, room, depth, values))
         room -= len(texts[-1])
     return "".join(reversed(texts))
 
@@ -145,17 +148,22 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
         current = None if is_last else earlier
 
 
-def _one_text(error: BaseException, room: int, depth: int) -> str:
+def _one_text(error: BaseException, room: int, depth: int, values: bool) -> str:
     texts = []
     if error.__traceback__ is not None:
         texts += ["Traceback (most recent call last):\n", *_frames_text(error.__traceback__)]
-    message = text_of(error, MESSAGE_LENGTH_MAX)
-    texts.append(f"{_type_of(error)}: {message}\n" if message else f"{_type_of(error)}\n")
-    texts += [f"{note}\n" for note in _notes(error)]
+    texts.append(_last_line(error, values))
+    if values:
+        texts += [f"{note}\n" for note in _notes(error)]
     text = "".join(texts)
     if isinstance(error, BaseExceptionGroup):
-        text += _members_text(error, room - len(text), depth)
+        text += _members_text(error, room - len(text), depth, values)
     return text
+
+
+def _last_line(error: BaseException, values: bool) -> str:
+    message = text_of(error, MESSAGE_LENGTH_MAX) if values else ""
+    return f"{_type_of(error)}: {message}\n" if message else f"{_type_of(error)}\n"
 
 
 def _frames_text(frames: TracebackType) -> list[str]:
@@ -177,7 +185,9 @@ def _notes(error: BaseException) -> list[str]:
     ]
 
 
-def _members_text(group: BaseExceptionGroup[BaseException], room: int, depth: int) -> str:
+def _members_text(
+    group: BaseExceptionGroup[BaseException], room: int, depth: int, values: bool
+) -> str:
     if depth == 0:
         return "  … (deeper groups are left out)\n"
     texts: list[str] = []
@@ -188,7 +198,7 @@ def _members_text(group: BaseExceptionGroup[BaseException], room: int, depth: in
         # From the end, while there is room: groups in groups have no other bound to their number.
         if room <= 0:
             break
-        text = _chain_text(group.exceptions[number - 1], room, depth - 1)
+        text = _chain_text(group.exceptions[number - 1], room, depth - 1, values)
         texts.append(f"  ---- {number} of {count} ----\n{textwrap.indent(text, '  ')}")
         room -= len(texts[-1])
     return "".join(reversed(texts))

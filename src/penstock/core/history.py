@@ -88,6 +88,8 @@ class ConsumerHistory:
     checkpoints: tuple[int, ...]
     """How far each lane has come; a consumer without lanes has one."""
     start_position: int = 1
+    end_position: int | None = None
+    """Where a replay ends; None: everything from the start on is due."""
     settled_to: int = 0
     """Lanes of an earlier count may have settled events up to here, beyond the checkpoints."""
     parked: tuple[ParkedRow, ...] = ()
@@ -108,6 +110,10 @@ class ConsumerHistory:
     def floor(self) -> int:
         """What every lane has passed. Only rows up to here are ever pruned."""
         return min(self.checkpoints)
+
+    def last_due(self, head: int) -> int:
+        """The last position that is due to it, in a stream of this head."""
+        return head if self.end_position is None else min(head, self.end_position)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 PUBLISHER = "publisher"
 EPOCHS_BACK = 8
 JANITOR = "janitor"
+ARCHIVER = "archiver"
 
 
 def consumer_role(consumer: str, epoch: int = 1, lane: int = 0, lanes: int = 1) -> str:

@@ -68,6 +68,10 @@ class OutgoingEvent:
     metadata: str
     promise: Promise | None = field(default=None, compare=False)
     """What others are told of it; an event without a class, or without a version, has none."""
+    key_id: str | None = None
+    """The data key that it is sealed with; None: it is plain."""
+    producer: str | None = field(default=None, compare=False)
+    """The pipeline that sends it, as policies name it; None: a program without one."""
 
 
 def encode_event(
@@ -79,6 +83,7 @@ def encode_event(
     key: Key | Unset = UNSET,
     metadata: Mapping[str, Any] | None = None,
     promise: Promise | None = None,
+    producer: str | None = None,
 ) -> OutgoingEvent:
     """The event as the outbox takes it. Raises InvalidEvent for what it could not give back."""
     _require_stream_name(stream_name)
@@ -105,6 +110,7 @@ def encode_event(
         payload.decode(),
         _encode_metadata(event_type, metadata, limits.metadata_bytes_max),
         promise,
+        producer=producer,
     )
 
 
@@ -121,15 +127,16 @@ def batch_json(events: Sequence[OutgoingEvent]) -> str:
 
 
 def _event_json(event: OutgoingEvent) -> str:
-    names = orjson.dumps(
-        {
-            "event_uuid": event.event_uuid,
-            "stream_name": event.stream_name,
-            "event_type": event.event_type,
-            "version": event.version,
-            "key": event.key,
-        }
-    ).decode()
+    identity = {
+        "event_uuid": event.event_uuid,
+        "stream_name": event.stream_name,
+        "event_type": event.event_type,
+        "version": event.version,
+        "key": event.key,
+    }
+    if event.key_id is not None:
+        identity["key_id"] = event.key_id
+    names = orjson.dumps(identity).decode()
     return f'{names[:-1]},"payload":{event.payload},"metadata":{event.metadata}}}'
 
 

@@ -46,6 +46,10 @@ class Settings:
     settled_retention_days: float = 7.0
     outbox_retention_days: float = 7.0
     inbox_retention_days: float = 30.0
+    archive_url: str | None = None
+    archive_count_max: int = 100_000
+    archive_bytes_max: int = 64 * MEBIBYTE
+    archive_age_seconds: float = 300.0
 
     @property
     def lease_granted_seconds(self) -> float:
@@ -89,6 +93,19 @@ class Settings:
             "letter or digit and go on with letters, digits and . _ : / - (200 at most)",
         )
         self._require_cleanup()
+        self._require_archive()
+
+    def _require_archive(self) -> None:
+        require(
+            1 <= self.archive_count_max <= 10_000_000,
+            "archive_count_max must be between 1 and 10000000",
+        )
+        require(
+            1 <= self.archive_bytes_max <= 1024 * MEBIBYTE,
+            "archive_bytes_max must be between 1 and 1073741824 (1 GiB): readers hold two objects "
+            "of that size in memory",
+        )
+        require(self.archive_age_seconds > 0, "archive_age_seconds must be positive")
 
     def _require_cleanup(self) -> None:
         require(self.cleanup_every_seconds > 0, "cleanup_every_seconds must be positive")

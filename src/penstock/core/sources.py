@@ -19,6 +19,8 @@ class Source:
     mac_key: str | None = field(repr=False)
     source_url: str | None = field(repr=False)
     source_schema: str
+    archive_url: str | None = field(default=None, repr=False)
+    """Where the producer archives the stream."""
     brownout: bool
     """Whether to read the producer's database while Redis is away."""
 

@@ -8,9 +8,17 @@ from typing import Literal
 from penstock.core.failures import asked_delay_seconds, sole_error
 from penstock.core.options import ConsumerOptions
 from penstock.core.retry import DEFAULT_RETRY, Fatal
-from penstock.errors import ContractError, ContractMissing, EffectUnknown, FatalError
+from penstock.errors import (
+    ContractError,
+    ContractMissing,
+    EffectUnknown,
+    FatalError,
+    KeyRefused,
+    KeyUnavailable,
+    SealBroken,
+)
 
-Reason = Literal["exhausted", "fatal", "contract", "crash", "interrupted"]
+Reason = Literal["exhausted", "fatal", "contract", "crash", "interrupted", "tampered"]
 """Why an event was given up."""
 
 
@@ -37,7 +45,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Nobody's attempt: the consumer stays where it is until its contract is deployed."""
+    """Nobody's attempt: the consumer stays where it is until its contract or its key is there."""
 
     why: str
 
@@ -55,6 +63,8 @@ def judge(
 ) -> Verdict:
     """Decide what a failed attempt deserves; the first attempt is 1, `jitter` is in [0, 1)."""
     cause = sole_error(error)
+    if isinstance(cause, KeyUnavailable | KeyRefused):
+        return Block(str(cause))
     if isinstance(cause, ContractMissing) and not is_redriven:
         return _judge_missing(cause, attempt, options, jitter)
     # What AT_MOST_ONCE must not do, its options cannot say: it has one attempt and holds nothing.
@@ -93,6 +103,8 @@ def _hopeless(error: Exception, cause: BaseException, options: ConsumerOptions) 
     """Why no further attempt can help, the most telling reason first."""
     if isinstance(cause, EffectUnknown):
         return "interrupted"
+    if isinstance(cause, SealBroken):
+        return "tampered"
     if isinstance(cause, ContractError):
         return "contract"
     fatal: Fatal = (FatalError, *options.retry.fatal)

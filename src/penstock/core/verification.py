@@ -28,6 +28,8 @@ class Survey:
     published: int
     first: int
     """The first position whose event is still in the outbox; head + 1 where none is."""
+    readable_first: int
+    """The first position that can be read, from the outbox or from an archive that leads to it."""
     holes: tuple[HoleRow, ...] = ()
     beyond: tuple[int, ...] = ()
     """The first few rows that have a position beyond the head."""
@@ -136,13 +138,15 @@ class Verification:
                 self._judge_reach(consumer)
 
     def _judge_reach(self, consumer: ConsumerHistory) -> None:
-        """What a consumer has still to pass is in the outbox."""
-        first, last = consumer.floor + 1, min(self.survey.first - 1, self.survey.head)
-        lost = _count(first, last, self.survey.holes)
+        """What a consumer has still to pass is in the outbox or in the archive."""
+        readable_first = self.survey.readable_first
+        last = min(readable_first - 1, consumer.last_due(self.survey.head))
+        lost = _count(consumer.floor + 1, last, self.survey.holes)
         if lost:
+            place = "outbox" if readable_first == self.survey.first else "archive"
             self._notes[consumer.name].note(
                 Anomaly.LOST,
-                f"its checkpoint is {consumer.floor}, and the outbox begins at {self.survey.first}",
+                f"its checkpoint is {consumer.floor}, and the {place} begins at {readable_first}",
                 lost,
             )
 
@@ -173,14 +177,24 @@ def _nothing(name: str) -> ConsumerBooks:
 
 
 def _unseen(history: History, consumer: ConsumerHistory) -> ConsumerBooks:
-    """What was pruned together with its event, by arithmetic."""
-    start = consumer.start_position
+    """What was pruned together with its event, or waits in the archive, by arithmetic."""
+    start, end = consumer.start_position, consumer.last_due(history.end)
     seen = [row.position for row in history.outbox if row.position is not None]
-    before = _count(history.first, min(history.end, start - 1), history.holes)
-    due = _count(max(history.first, start), history.end, history.holes)
-    before -= sum(position < start for position in seen)
-    due -= sum(position >= start for position in seen)
-    return replace(_nothing(consumer.name), due=due, pruned=due, before=before)
+
+    def unseen(first: int, last: int) -> int:
+        count = _count(max(first, history.first), min(last, history.end), history.holes)
+        return count - sum(first <= position <= last for position in seen)
+
+    pruned = unseen(start, min(end, consumer.floor))
+    pending = unseen(max(start, consumer.floor + 1), end)
+    return replace(
+        _nothing(consumer.name),
+        due=pruned + pending,
+        pruned=pruned,
+        pending=pending,
+        before=unseen(1, start - 1),
+        behind=unseen(end + 1, history.end),
+    )
 
 
 def _count(first: int, last: int, holes: Sequence[HoleRow]) -> int:

@@ -50,6 +50,11 @@ class Entry(NamedTuple):
         return key
 
     @property
+    def key_id(self) -> str:
+        """The data key that the event is sealed with; empty: it is plain."""
+        return self.fields[2].decode()
+
+    @property
     def created_at_ms(self) -> int:
         """When the event was sent, by the database's clock."""
         return int(self.fields[3]) // 1000

@@ -66,6 +66,16 @@ def _of_consumer(consumer: ConsumerStatus, lag_seconds_max: float) -> Iterator[P
         )
     if consumer.paused_at is not None or not consumer.lag_events:
         return
+    if consumer.replay_of is not None:
+        if not consumer.workers:
+            yield Problem(
+                "replay_interrupted",
+                name,
+                f"replay {name}: {consumer.lag_events:,} positions are left, and nobody works on "
+                f"it. Nothing is lost; `penstock replay --resume {name}` continues it, "
+                f"`penstock replay cancel {name}` gives it up.",
+            )
+        return
     lag_seconds = (consumer.lag_ms or 0) / 1000
     if not consumer.lanes_held:
         yield Problem(

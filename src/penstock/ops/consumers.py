@@ -12,6 +12,7 @@ from uuid import UUID
 import psycopg
 
 from penstock.core.options import ConsumerOptions
+from penstock.core.replays import is_replay_name
 from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
@@ -105,6 +106,7 @@ class Consumers:
     def rename(self, old: str, new: str) -> None:
         """Give a consumer that is not running another name, in all books at once."""
         require_full_name(new)
+        require_no_replay(old, "renamed")
         if new == old:
             raise OperationRefused(f"{old} has that name already. Nothing was changed.")
         with changing(self._connection, self._sql):
@@ -166,6 +168,13 @@ class Consumers:
 
     def _lock_idle(self, name: str, done: str) -> LockedConsumer:
         consumer = lock(self._connection, self._sql, name)
+        replays = self._connection.execute(self._sql["replays"], {"consumer": name}).fetchall()
+        if replays:
+            raise OperationRefused(
+                f"{name} cannot be {done} while there are replays of it: "
+                f"{', '.join(replay for (replay,) in replays)}. Nothing was changed; let them "
+                "finish, or `penstock replay cancel` them."
+            )
         held = sum(lane.is_held for lane in consumer.lanes)
         workers = self._connection.execute(
             self._sql["workers_alive"], {"consumer": name}
@@ -277,6 +286,15 @@ def _listed(known: Sequence[str]) -> str:
     if not known:
         return "this database has none yet. They register when they first run."
     return f"there are: {', '.join(known)}."
+
+
+def require_no_replay(name: str, done: str) -> None:
+    """Refuse what can be done only to consumers that live on."""
+    if is_replay_name(name):
+        raise OperationRefused(
+            f"{name} is a replay and cannot be {done}. Nothing was changed; `penstock replay list` "
+            "shows how far it is, and `penstock replay cancel` gives it up."
+        )
 
 
 def require_full_name(name: str) -> None:

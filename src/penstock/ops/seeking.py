@@ -9,7 +9,7 @@ from typing import Any, Literal
 import psycopg
 
 from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
-from penstock.ops.consumers import changing, lock
+from penstock.ops.consumers import changing, lock, require_no_replay
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 Target = Literal["earliest", "latest"] | int | datetime
@@ -96,6 +96,7 @@ class Seeker:
 
     def plan(self, consumer: str, target: Target) -> SeekPlan:
         """Find out what a seek would do. Raises OperationRefused for places that are not there."""
+        require_no_replay(consumer, "moved")
         place = self._place(consumer)
         return self._planned(place, self._position(target, place))
 

@@ -66,6 +66,10 @@ class ConsumerStatus:
     """Those of them that wait for an operator."""
     parked_events: int = 0
     dead_letters: int = 0
+    replay_of: str | None = None
+    """The consumer whose handler it calls, if it is a replay."""
+    end_position: int | None = None
+    """The last position that a replay has to settle: its lag is counted up to there."""
 
     @property
     def state(self) -> ConsumerState:
@@ -149,9 +153,13 @@ def _stream(row: tuple[Any, ...]) -> StreamStatus:
 def _consumer(row: tuple[Any, ...], streams: dict[str, StreamStatus]) -> ConsumerStatus:
     name, stream_name, start_position, checkpoint, next_age_ms, *people = row
     stream = streams.get(stream_name)
-    lag_events = max(0, stream.head - checkpoint) if stream else 0
+    *_, end_position = people
+    last = stream.head if stream else 0
+    if end_position is not None:
+        last = min(last, end_position)
+    lag_events = max(0, last - checkpoint)
     # Where every position is handled, an event that has none yet is late all the same.
-    waiting_ms = stream.oldest_unnumbered_ms if stream else 0
+    waiting_ms = stream.oldest_unnumbered_ms if stream and end_position is None else 0
     lag_ms = next_age_ms if lag_events else waiting_ms
     return ConsumerStatus(
         name, stream_name, start_position, checkpoint, lag_events, lag_ms, *people

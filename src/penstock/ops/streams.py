@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.core.redis_acl import reader_line
 from penstock.core.settings import Settings
 from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
 from penstock.stores.mac_keys import MacKeyTable, keys_for
@@ -18,8 +19,6 @@ from penstock.stores.streams import Streams
 
 # A consumer that reported within this time is alive, and would enter itself again at once.
 ALIVE_SECONDS = 60.0
-# What a reader of the hot log sends, and what the script that looks for its end calls.
-READING_COMMANDS = ("xread", "xrevrange", "evalsha", "script|load", "info", "ping", "select")
 PLACEHOLDER = "…"
 _ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
@@ -114,9 +113,7 @@ def share(
     redis_url, redis_acl = "None", None
     if settings.redis_url is not None:
         redis_url = f'"redis://{role}:{PLACEHOLDER}@host:port/0"'
-        commands = " ".join(f"+{command}" for command in READING_COMMANDS)
-        keys = f"~{settings.redis_prefix}:{{{stream_name}}}:*"
-        redis_acl = f"ACL SETUSER {role} on >{PLACEHOLDER} resetkeys {keys} -@all {commands}"
+        redis_acl = reader_line(role, settings.redis_prefix, [stream_name])
     written = [f"redis_url={redis_url}"]
     if settings.redis_prefix != "penstock":
         written.append(f'redis_prefix="{settings.redis_prefix}"')

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from penstock.core.failures import describe
+from penstock.core.failures import attribute_of, describe
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
@@ -141,7 +141,7 @@ def undone_on_error(worker: WorkerConnection, consumer: str) -> Iterator[None]:
         if worker.is_lost:
             # Not an attempt: whether a COMMIT happened is read from the database, not guessed.
             raise ServerUnavailable(
-                f"The connection of {consumer} broke in mid-batch: {describe(cause)}. "
+                f"The connection of {consumer} broke in mid-batch: {_without_values(cause)}. "
                 "The batch happened as a whole or not at all; the checkpoint tells."
             ) from cause
         if not isinstance(cause, HandlerTimeout):
@@ -149,3 +149,13 @@ def undone_on_error(worker: WorkerConnection, consumer: str) -> Iterator[None]:
         if isinstance(error, HandlerFailed | LeaseLost):
             raise
         raise HandlerFailed(error, None) from error
+
+
+def _without_values(cause: Exception) -> str:
+    """What a driver says of a lost connection; of anything else its kind only.
+
+    Whatever a handler raises may quote its event, and so does SQLAlchemy.
+    """
+    told = attribute_of(cause, "orig") or cause
+    is_drivers = isinstance(told, psycopg.OperationalError | psycopg.InterfaceError)
+    return describe(told) if is_drivers else type(cause).__name__

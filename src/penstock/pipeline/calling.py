@@ -12,12 +12,14 @@ from pydantic import ValidationError
 from penstock.core.failures import as_contract_error, describe
 from penstock.core.isolation import Batch
 from penstock.core.options import ConsumerOptions
+from penstock.core.replays import Replay
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, HandlerQuit
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
+from penstock.pipeline.unsealing import Unsealing
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
@@ -47,8 +49,12 @@ class Calls:
         *,
         worker: WorkerConnection,
         seams: ConsumerSeams,
+        unsealing: Unsealing,
+        replay: Replay | None = None,
     ) -> None:
         self._consumer = consumer
+        self._unsealing = unsealing
+        self._replay = replay
         self._options = options
         self._plan = plan
         self._worker = worker
@@ -60,7 +66,18 @@ class Calls:
         # A list has one context, and an effect belongs to one event.
         effects = None if self._plan.is_batch else self._seams.effects
         attempt = batch.attempt
-        return lambda entry: Context(self._consumer, entry, attempt, effects=effects, **more)
+        replay = self._replay
+        # What a handler calls outside was called in the original's name, and is not called again.
+        name = self._consumer if replay is None else replay.original
+        return lambda entry: Context(
+            name,
+            entry,
+            attempt,
+            is_replay=replay is not None,
+            effects=effects,
+            box=self._unsealing.box(entry),
+            **more,
+        )
 
     def lent(self, session: Any) -> list[Any]:
         """What every call of a batch has in common, in the handler's order."""
@@ -92,7 +109,7 @@ class Calls:
             for index, entry in enumerate(todo):
                 if index and may_stop and self._is_over(deadline):
                     return index
-                self.one(entry, lent, context_of)
+                self._one(entry, lent, context_of)
         except BaseException as raised:
             error = self._error(raised)
             is_vague = is_pipelined and isinstance(error, psycopg.Error)
@@ -103,6 +120,14 @@ class Calls:
 
     def one(self, entry: Entry, lent: list[Any], context_of: MakeContext) -> None:
         """Call the handler for one event; whatever it raises comes out."""
+        token = current_handling.set(None)
+        try:
+            self._one(entry, lent, context_of)
+        finally:
+            current_handling.reset(token)
+
+    def _one(self, entry: Entry, lent: list[Any], context_of: MakeContext) -> None:
+        entry = self._unsealing.open(entry)
         argument = self._decode(entry)
         current_handling.set(Handling(entry))
         if self._plan.is_batch:
@@ -115,7 +140,9 @@ class Calls:
     def _list(self, todo: list[Entry], lent: list[Any], context_of: MakeContext) -> None:
         """A list has one context, that of its first event."""
         try:
-            arguments = self._arguments(lent, [self._decode(e) for e in todo], todo[0], context_of)
+            opened = [self._unsealing.open(entry) for entry in todo]
+            events = [self._decode(entry) for entry in opened]
+            arguments = self._arguments(lent, events, opened[0], context_of)
             self.within_limits(self._plan.function, arguments)
             self._raise_violation()
         except BaseException as raised:

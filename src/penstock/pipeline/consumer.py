@@ -16,14 +16,18 @@ from penstock.errors import ServerUnavailable
 from penstock.pipeline.consuming import Consuming, Crew
 from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.pipeline.lane import Lane
-from penstock.pipeline.reader import TierReader
+from penstock.pipeline.reader import Reader, TierReader
+from penstock.pipeline.replaying import RangeReader
 from penstock.pipeline.window import StreamWindow
+from penstock.stores.cold_tier import ColdTier, own_cold_tier
 from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect
+from penstock.stores.replays import NoStart
 from penstock.stores.sources import Sources
+from penstock.stores.starts import StartChooser, Starts
 from penstock.stores.streams import Streams
 from penstock.stores.warm_tier import OwnWarmTier, WarmTier
 from penstock.telemetry import signals
@@ -64,7 +68,8 @@ class Consumer:
             self._close_tiers()
             raise
         self._window = self._open_window()
-        if self._foreign is not None:
+        # A replay reports nothing: the producer would keep waiting for it when it is over.
+        if self._foreign is not None and consuming.replay is None:
             foreign = self._foreign
             crew.start(self._report_role, lambda _stop, _in_handler: foreign.reporting())
 
@@ -116,17 +121,26 @@ class Consumer:
             self._foreign.close()
         self._hot_log.close()
 
+    def _open_cold_tier(self) -> ColdTier | None:
+        """One for each who reads: what they unpack they share anyway."""
+        if self._foreign is not None:
+            return self._foreign.open_cold_tier()
+        consuming = self._consuming
+        return own_cold_tier(consuming.settings, consuming.stream_name, consuming.control)
+
     def _register(self) -> Registration:
         consuming, settings = self._consuming, self._consuming.settings
         # A connection of its own for this once: registering is a transaction, and may wait.
         with connect(settings.database_url, f"penstock {self._name}") as connection:
             require_current(connection, settings.schema)
-            starts = None
+            starts: StartChooser = Starts(settings.schema, self._open_cold_tier())
             if self._foreign is not None:
                 starts = self._foreign.enter(connection)
             else:
                 Sources(settings.schema).require_own(connection, consuming.stream_name)
                 Streams(settings.schema).register(connection, consuming.stream_name)
+            if consuming.replay is not None:
+                starts = NoStart()
             known = Inbox(settings.schema, starts).register(
                 connection, self._name, consuming.options, self._deployed_at
             )
@@ -143,14 +157,17 @@ class Consumer:
         if self._foreign is not None and consuming.source is not None:
             warm_tier, brownout = self._foreign.tier, consuming.source.brownout
 
-        def reader() -> TierReader:
-            return TierReader(
+        def reader() -> Reader:
+            reader = TierReader(
                 self._name,
                 consuming.stream_name,
                 self._hot_log,
                 warm_tier,
+                self._open_cold_tier(),
                 brownout=brownout,
             )
+            replay = consuming.replay
+            return reader if replay is None else RangeReader(reader, replay.last)
 
         return StreamWindow(
             self._known.lanes, consuming.options.batch_size, ahead=reader(), behind=reader()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import psycopg
 
 from penstock.core.options import ConsumerOptions
+from penstock.core.replays import Replay
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.pipeline.gate import Gate
@@ -45,6 +46,8 @@ class Consuming:
     """The connection that the process shares for everything but handling."""
     source: Source | None = None
     """Where the stream is, if it is another service's."""
+    replay: Replay | None = None
+    """The range that it is for, if it is the temporary consumer of a replay."""
 
     @property
     def stream_name(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, overload
 from penstock.core import effects as calls
 from penstock.core.effects import Interrupted
 from penstock.core.events import StreamEvent
+from penstock.core.sealing import Box
 from penstock.core.wire import Entry
 from penstock.errors import UsageError
 from penstock.pipeline.effects import OnceCaller
@@ -30,11 +31,15 @@ class Context:
     """The circumstances of one attempt at handling one event."""
 
     consumer: str
+    """Whose handler it is: in a replay the original, so that once-keys stay the same."""
     entry: Entry
     attempt: int = 1
     is_replay: bool = False
+    """Whether an operator delivers the event again; the live consumer has met it before."""
     is_dry_run: bool = False
     effects: OnceCaller | None = field(default=None, repr=False, compare=False)
+    box: Box | None = field(default=None, repr=False, compare=False)
+    """Where results are kept that a sealed event led to."""
     completion: Completer | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -124,6 +129,7 @@ class Context:
             interrupted=interrupted,
             returns=returns,
             is_dry_run=self.is_dry_run,
+            box=self.box,
         )
 
     def complete(self) -> Any:

@@ -21,6 +21,7 @@ from penstock.core.effects import (
     idempotency_key,
     require_call,
 )
+from penstock.core.sealing import Box
 from penstock.errors import EffectUnknown, FatalError, ServerUnavailable
 from penstock.stores.effects import Control, EffectRecord, EffectTable
 from penstock.stores.identity import new_token
@@ -58,8 +59,12 @@ class OnceCaller(Protocol):
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
-        """Call a plain function unless its result is on record; returns the result."""
+        """Call a plain function unless its result is on record; returns the result.
+
+        In a `box`, if there is one, lies what is recorded.
+        """
 
     async def once_async(
         self,
@@ -70,6 +75,7 @@ class OnceCaller(Protocol):
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
         """The same for `async def`."""
 
@@ -108,6 +114,7 @@ class Effects:
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
         """Call a plain function unless its result is on record; returns the result.
 
@@ -115,7 +122,8 @@ class Effects:
         EffectReached in a rehearsal; what fn raises, and then a retry calls again.
         """
         require_call(effect, fn, interrupted)
-        steps = self._steps(event_uuid, effect, interrupted, ResultFormat(returns), is_dry_run)
+        form = ResultFormat(returns, box, f"effect {self._consumer} {effect}")
+        steps = self._steps(event_uuid, effect, interrupted, form, is_dry_run)
         try:
             step = next(steps)
             while True:
@@ -140,10 +148,12 @@ class Effects:
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
         """The same for `async def`; the statements do not hold up the event loop."""
         require_call(effect, fn, interrupted)
-        steps = self._steps(event_uuid, effect, interrupted, ResultFormat(returns), is_dry_run)
+        form = ResultFormat(returns, box, f"effect {self._consumer} {effect}")
+        steps = self._steps(event_uuid, effect, interrupted, form, is_dry_run)
         try:
             step = next(steps)
             while True:

@@ -12,6 +12,7 @@ from penstock.core.progress import Progress
 from penstock.core.sources import Source
 from penstock.errors import ServerUnavailable, ServerUnsuitable
 from penstock.pipeline.consuming import Consuming
+from penstock.stores.cold_tier import ColdTier, source_cold_tier
 from penstock.stores.hot_log import HotLog
 from penstock.stores.source_tier import NoWarmTier, SourceTier, SourceWarmTier
 from penstock.stores.sources import Bounds, Pin, Sources
@@ -31,7 +32,7 @@ class ForeignStream:
         self._hot_log = hot_log
         self._sources = Sources(consuming.settings.schema)
         self._tier: SourceTier | None = None
-        if source.source_url is None:
+        if source.source_url is None and source.archive_url is None:
             emit(signals.HotWindowOnly(consuming.name, source.stream_name))
 
     @property
@@ -51,7 +52,14 @@ class ForeignStream:
                 self._tier = NoWarmTier(name, self._source, pin, seen, self._hot_log)
             else:
                 self._tier = SourceWarmTier(name, self._source, pin, seen)
-        return SourceStarts(self._consuming.settings.schema, self._tier)
+        return SourceStarts(self._consuming.settings.schema, self._tier, self.open_cold_tier())
+
+    def open_cold_tier(self) -> ColdTier | None:
+        """Its archive, for one reader, if it was named."""
+        source = self._source
+        if source.archive_url is None:
+            return None
+        return source_cold_tier(source.archive_url, source.stream_name)
 
     def reporting(self) -> SourceReport:
         """The stage that tells both sides how far the other is."""

@@ -9,6 +9,9 @@ from typing import Any
 from penstock.core.wire import Entry
 
 INHERITED_METADATA = ("traceparent", "tracestate", "correlation_id")
+# What a handler sends may go to a stream that everybody reads: of a sealed event's metadata it
+# carries on what is random by definition, and nothing that a person has written.
+INHERITED_OF_SEALED = ("traceparent",)
 
 
 @dataclass(slots=True)
@@ -20,7 +23,8 @@ class Handling:
     def inherited_metadata(self) -> dict[str, Any]:
         """What an event sent by this handler carries on from the event that it handles."""
         metadata = self.entry.metadata()
-        inherited = {name: metadata[name] for name in INHERITED_METADATA if name in metadata}
+        names = INHERITED_OF_SEALED if self.entry.fields[2] else INHERITED_METADATA
+        inherited = {name: metadata[name] for name in names if name in metadata}
         return {**inherited, "causation_id": self.entry.event_uuid}
 
 

@@ -17,7 +17,9 @@ from penstock.core.leases import JANITOR, Lease
 from penstock.core.progress import IDLE, Progress
 from penstock.core.settings import Settings
 from penstock.errors import ServerUnavailable
+from penstock.pipeline.key_rotation import rotate_due
 from penstock.pipeline.leasing import Leases
+from penstock.stores.archive import ArchiveTable
 from penstock.stores.cleanup import Cleanup
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
@@ -105,6 +107,7 @@ class Janitor:
         self._leases = leases
         self._stop_requested = stop_requested
         self._cleanup = Cleanup(settings.schema)
+        self._archive = ArchiveTable(settings.schema)
         self._lease: Lease | None = None
         self._tasks: deque[_Task] = deque()
         self._pruned: Counter[str] = Counter()
@@ -189,6 +192,10 @@ class Janitor:
     def _begin_round(self, started_at: float) -> None:
         self._next_round_at = started_at + self._settings.cleanup_every_seconds
         self._pruned.clear()
+        if self._settings.archive_url is not None:
+            # Streams that the archiver has not met yet: nothing is pruned ahead of it.
+            self._archive.ensure_all(self._connection)
+        rotate_due(self._connection, self._settings.schema)
         streams = self._cleanup.streams(self._connection)
         outbox = map(_Outbox, streams)
         self._tasks.extend([_Settled(), *outbox, _Effects(), _Inbox(), _Operations(), _Holds()])

@@ -6,16 +6,20 @@ import random
 from dataclasses import replace
 from typing import Any, assert_never
 
+from penstock.core.discretion import describe_about, forensics_about
 from penstock.core.failures import describe
-from penstock.core.forensics import Forensics, forensics_of
+from penstock.core.forensics import Forensics
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.retry import DEFAULT_RETRY
 from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, give_up, judge
+from penstock.core.wire import Entry
+from penstock.errors import SealBroken
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.setting_aside import SettingAside
+from penstock.pipeline.unsealing import Unsealing
 from penstock.stores.parked import Letter, Setback
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
@@ -38,18 +42,20 @@ class Judgement:
         *,
         aside: SettingAside,
         parking: Parking,
+        unsealing: Unsealing,
     ) -> None:
         self._consumer = consumer
         self._options = options
         self._handler = handler
         self._aside = aside
         self._parking = parking
+        self._unsealing = unsealing
 
     def carry_out(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> None:
         """Settle a failed event, or one that ended its processes. Raises Blocked, LeaseLost."""
         if isinstance(failed, Exception):
             verdict = self._judge(batch, failed)
-            letter = self._letter(failed)
+            letter = self._letter(batch.entries[0], failed)
         else:
             reason = f"{len(failed)} attempts ended their worker process"
             verdict = give_up("crash", self._options)
@@ -69,7 +75,7 @@ class Judgement:
 
     def after_the_fact(self, batch: Batch, lease: Lease, error: Exception) -> None:
         """Bury an event whose only attempt failed after it was settled."""
-        entry, letter = batch.entries[0], self._letter(error)
+        entry, letter = batch.entries[0], self._letter(batch.entries[0], error)
         self._tell_failure(batch, error)
         self._aside.bury_settled(batch, lease, letter)
         emit(signals.EventBuried(self._consumer, entry.position, entry.event_uuid, letter.error))
@@ -114,15 +120,15 @@ class Judgement:
 
     def _tell_failure(self, batch: Batch, error: Exception) -> None:
         entry = batch.entries[0]
-        emit(
-            signals.EventFailed(
-                self._consumer, entry.position, entry.event_uuid, batch.attempt, describe(error)
-            )
-        )
+        event = (self._consumer, entry.position, entry.event_uuid)
+        told = describe_about(error, batch.entries)
+        if isinstance(error, SealBroken):
+            emit(signals.TamperingFound(*event, entry.key_id, told))
+        emit(signals.EventFailed(*event, batch.attempt, told))
 
-    def _letter(self, error: Exception) -> Letter:
+    def _letter(self, entry: Entry, error: Exception) -> Letter:
         return Letter(
-            forensics=forensics_of(error),
-            error=describe(error),
+            forensics=forensics_about(error, entry, self._unsealing.box(entry)),
+            error=describe_about(error, [entry]),
             handler=self._handler,
         )

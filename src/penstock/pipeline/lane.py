@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.core.discretion import describe_about
 from penstock.core.failures import describe, is_nobodys_fault
 from penstock.core.isolation import Batch, isolate, split
 from penstock.core.leases import Lease, former_groups
@@ -29,6 +29,8 @@ from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.judgement import Blocked
 from penstock.pipeline.parking import Parking
+from penstock.pipeline.suspicion import Suspicion
+from penstock.pipeline.unsealing import Unsealing
 from penstock.pipeline.window import Scan, StreamWindow
 from penstock.pipeline.workplace import Workplace
 from penstock.stores.inbox import Registration
@@ -47,7 +49,6 @@ BLOCKED_PAUSE_SECONDS_MIN = 0.05
 ADVANCE_SECONDS = 1.0
 NOBODYS_FAULT_MAX = 20
 NOBODYS_FAULT_PAUSE_SECONDS = 0.02
-STRIKES_MAX = 3
 
 
 class Lane:
@@ -82,15 +83,14 @@ class Lane:
         self._parked: deque[Batch] = deque()
         self._is_parked_turn = True
         self._is_passing = False
-        self._suspects_left = 0
-        self._suspects_last = 0
-        self._unfinished: frozenset[int] = frozenset()
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
         self._advance_at = 0.0
         schema = consuming.settings.schema
         self._lanes = Lanes(schema)
-        self._suspects = Suspects(schema)
+        suspects, worker_id = Suspects(schema), consuming.leases.worker_id
+        self._suspicion = Suspicion(self._name, suspects, consuming.control, worker_id)
+        self._unsealing = Unsealing(self._name, consuming.seams.keys)
         self._streams = Streams(schema)
         self._parking = Parking(
             self._name,
@@ -103,7 +103,7 @@ class Lane:
         self._open_worker()
 
     def _open_worker(self) -> None:
-        self._workplace = Workplace(self._consuming, self._parking)
+        self._workplace = Workplace(self._consuming, self._parking, self._unsealing)
         self._worker = self._workplace.worker
 
     def step(self) -> Progress:
@@ -160,12 +160,11 @@ class Lane:
 
     def _take_lease(self) -> Lease | None:
         known = self._known
-        # Before the lease: whatever fails once it is ours must find it in our hands. How far
-        # another service's stream was, nobody knows for sure: whatever comes next is suspect.
-        head = sys.maxsize
+        # Before the lease: whatever fails once it is ours must find it in our hands.
+        head = None
         if self._consuming.source is None:
             head = self._streams.read(self._control(), known.stream_name).head
-        self._unfinished = self._suspects.unfinished(self._control(), self._name)
+        self._suspicion.look(head)
         lease = self._leases.acquire(
             self._control(),
             known.stream_name,
@@ -174,18 +173,15 @@ class Lane:
         )
         if lease is None:
             return None
-        self._leases.guard(lease, self._interrupt)
+        # From another thread: whatever is being handled must end now, by whatever worker it is.
+        self._leases.guard(lease, lambda: self._worker.interrupt())  # noqa: PLW0108 - of then
         self._cursor = lease.checkpoint
         # Whoever held it before died or hung, perhaps because of what it had in hand: no more
         # than a batch, and nothing that has come since.
-        self._suspects_left = 0 if lease.was_clean else self._options.batch_size
-        self._suspects_last = head
-        self._parking.begin(suspects=self._suspects_left)
+        suspects = 0 if lease.was_clean else self._options.batch_size
+        self._suspicion.begin(suspects)
+        self._parking.begin(suspects=suspects)
         return replace(lease, epoch=known.epoch, settled_to=known.settled_to)
-
-    def _interrupt(self) -> None:
-        """From another thread: whatever is being handled must end now."""
-        self._worker.interrupt()
 
     def _next_batch(self) -> Batch | None:
         """In turn, so that neither a flood of retries nor one of live events starves the other."""
@@ -218,16 +214,10 @@ class Lane:
             # Elsewhere nothing is sent ahead of its result.
             is_careful=self._options.guarantee is not Guarantee.EXACTLY_ONCE,
         )
-        if self._is_suspect(scan):
-            self._suspects_left = max(0, self._suspects_left - len(scan.entries))
+        if self._suspicion.take(scan.entries):
             self._live.extend(split(replace(batch, is_suspect=True)))
             return self._live.popleft()
         return batch
-
-    def _is_suspect(self, scan: Scan) -> bool:
-        if self._suspects_left and scan.entries[0].position <= self._suspects_last:
-            return True
-        return any(entry.position in self._unfinished for entry in scan.entries)
 
     def _read(self, wait_seconds: float) -> Scan:
         return self._window.read(
@@ -257,17 +247,21 @@ class Lane:
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, batch: Batch, lease: Lease) -> Progress:
+        with self._unsealing.openable(batch) as openable:
+            if openable.batch is None:
+                self._queue_of(batch).appendleft(batch)
+                return self._blocked(batch.first, openable.reason)
+            if (rest := openable.rest) is not None:
+                self._queue_of(batch).appendleft(rest)
+            return self._settle_openable(openable.batch, lease)
+
+    def _settle_openable(self, batch: Batch, lease: Lease) -> Progress:
         if not batch.is_suspect:
             with self._consuming.gate.together():
                 return self._try(batch, lease)
-        entry = batch.entries[0]
         with self._consuming.gate.alone():
-            # Committed before the attempt: if it ends this process, that is known.
-            starts = self._suspects.start(
-                self._control(), self._name, entry, self._leases.worker_id
-            )
-            others = {start["worker_id"] for start in starts} - {self._leases.worker_id}
-            if len(others) >= STRIKES_MAX:
+            starts, are_too_many = self._suspicion.start(batch.entries[0])
+            if are_too_many:
                 return self._judge(batch, lease, starts)
             return self._try(batch, lease)
 
@@ -295,10 +289,10 @@ class Lane:
         return Progress(len(batch.entries) - (len(rest.entries) if rest else 0))
 
     def _after_failure(self, batch: Batch, lease: Lease, failure: HandlerFailed) -> Progress:
-        reason = describe(failure.error)
+        reason = describe_about(failure.error, batch.entries)
         emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
         if batch.is_suspect:
-            self._suspects.finish(self._control(), self._name, batch.first)
+            self._suspicion.finish(batch.first)
         if isinstance(failure.error, HandlerTimeout | HandlerQuit):
             # Its handler was interrupted wherever it was, perhaps inside the driver, or has left
             # its transaction as it was.

@@ -16,6 +16,7 @@ from penstock.core.wire import Entry
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan
+from penstock.pipeline.unsealing import Unsealing
 from penstock.stores.inbox import Claim, Inbox
 from penstock.stores.parked import Parked, Queue
 from penstock.stores.suspects import Suspects
@@ -38,6 +39,7 @@ class Ledger:
         parking: Parking,
         worker: WorkerConnection,
         seams: ConsumerSeams,
+        unsealing: Unsealing,
     ) -> None:
         self._consumer = consumer
         self._options = options
@@ -46,6 +48,7 @@ class Ledger:
         self._parking = parking
         self._worker = worker
         self._seams = seams
+        self._unsealing = unsealing
         self.inbox = Inbox(schema)
         self.parked = Parked(schema)
         self.suspects = Suspects(schema)
@@ -99,11 +102,17 @@ class Ledger:
         """The entries that the handler has to see: new, and of a type that it names."""
         new = [entry for entry in batch.entries if entry.position in fresh]
         todo = [entry for entry in new if self.is_mine(entry)]
-        if len(todo) < len(new) and is_wanted(signals.EventSkipped):
-            for entry in new:
-                if not self.is_mine(entry):
-                    emit(signals.EventSkipped(self._consumer, entry.position, entry.event_type))
+        if len(todo) < len(new):
+            self._tell_skipped(new)
         return todo
+
+    def _tell_skipped(self, new: Sequence[Entry]) -> None:
+        for entry in new:
+            if self._unsealing.is_shredded(entry):
+                event = (self._consumer, entry.position, entry.event_uuid)
+                emit(signals.EventShredded(*event, entry.key_id))
+            elif is_wanted(signals.EventSkipped) and not self.is_mine(entry):
+                emit(signals.EventSkipped(self._consumer, entry.position, entry.event_type))
 
     def close(self, batch: Batch, lease: Lease, claim: Claim, last: int, *, handled: int) -> None:
         """Settle the batch up to `last`, give back the rest, and commit."""
@@ -148,7 +157,9 @@ class Ledger:
         return self.inbox.survey(control(), self._consumer, batch, hashes)
 
     def is_mine(self, entry: Entry) -> bool:
-        """Whether the handler is called for this event."""
+        """Whether the handler is called for this event; never where nobody can read it."""
+        if self._unsealing.is_shredded(entry):
+            return False
         return self._plan.names(entry) or self._options.on_unknown == "block"
 
     def _unpark(self, entries: Sequence[Entry], last: int) -> None:

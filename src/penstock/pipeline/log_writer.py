@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.core.leases import Lease
 from penstock.core.mac import MacKeys
 from penstock.core.settings import Settings
 from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole
-from penstock.errors import MalformedEntry
+from penstock.errors import MalformedEntry, ServerUnavailable, ServerUnsuitable
 from penstock.pipeline.leasing import Connection
 from penstock.stores.hot_log import Fence, HotLog, HotLogClosed, HotLogGap
+from penstock.stores.key_copies import KeyCopies, KeyShelf
 from penstock.stores.mac_keys import keys_for
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
@@ -76,10 +78,16 @@ class LogWriter:
         self._streams = streams
         self._batch_size = settings.publish_batch_size
         self._keys: MacKeys | None = None
+        self._opened: set[str] = set()
+        self._copies = KeyCopies(settings, hot_log) if isinstance(hot_log, KeyShelf) else None
 
     def renew_keys(self) -> None:
-        """A key that was added meanwhile signs from here on."""
+        """A key that was added meanwhile signs from here on; data keys are copied as they are."""
         self._keys = keys_for(self._settings, self._connection)
+        if self._copies is not None and self._opened:
+            # A server that is away has been noticed, or will be, where that matters more.
+            with suppress(ServerUnavailable, ServerUnsuitable):
+                self._copies.refresh(self._connection, self._opened, self._keys)
 
     def follow(self, publication: Publication, rows: Rows) -> int:
         """Bring the log up to the head, in bounded time. Returns how many entries it refilled.
@@ -118,6 +126,7 @@ class LogWriter:
         publication.fence = Fence(publication.origin, incarnation, term)
         last = self._hot_log.open(name, publication.fence, base=base)
         emit(signals.HotLogOpened(name, term, base))
+        self._opened.add(name)
         # Only now: until the log was fenced, a predecessor could still number and append.
         state = self._streams.read(self._connection, name)
         publication.head, publication.published = state.head, state.published

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.core.failures import describe
+from penstock.core.discretion import describe_about
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.wire import Entry
@@ -86,7 +86,10 @@ class AtLeastOnce:
     def _tell_late(self, entry: Entry, failure: HandlerFailed) -> None:
         emit(
             signals.CompletedThenFailed(
-                self._consumer, entry.position, entry.event_uuid, describe(failure.error)
+                self._consumer,
+                entry.position,
+                entry.event_uuid,
+                describe_about(failure.error, [entry]),
             )
         )
 

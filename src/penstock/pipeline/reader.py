@@ -1,14 +1,15 @@
-"""Reads a stream without a gap: from the hot log, and what that lacks from PostgreSQL."""
+"""Reads a stream without a gap: from the hot log, else from PostgreSQL, else from the archive."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.core.mac import MacKeys
 from penstock.core.wire import Entry, Hole, decode_entry, decode_record
 from penstock.errors import (
+    ArchiveDamaged,
     EntryForged,
     MacKeyUnknown,
     MalformedEntry,
@@ -16,6 +17,7 @@ from penstock.errors import (
     ServerUnavailable,
     ServerUnsuitable,
 )
+from penstock.stores.cold_tier import ColdTier
 from penstock.stores.hot_log import HotLog
 from penstock.stores.outage import Outage
 from penstock.stores.warm_tier import WarmTier
@@ -36,6 +38,17 @@ class Stretch(NamedTuple):
     through: int
 
 
+class Reader(Protocol):
+    """A stream, or a part of it, without a gap."""
+
+    @property
+    def is_polling(self) -> bool:
+        """Whether nobody wakes this reader, so that its caller has to rest by itself."""
+
+    def read(self, *, after: int, count: int, wait_seconds: float) -> Stretch:
+        """Up to `count` entries that follow `after`. Raises PositionMissing, never skips."""
+
+
 class TierReader:
     """Entries after a position, contiguous, from whichever tier has them."""
 
@@ -45,6 +58,7 @@ class TierReader:
         stream_name: str,
         hot_log: HotLog,
         warm_tier: WarmTier,
+        cold_tier: ColdTier | None = None,
         *,
         brownout: bool = True,
     ) -> None:
@@ -52,6 +66,7 @@ class TierReader:
         self._stream_name = stream_name
         self._hot_log = hot_log
         self._warm_tier = warm_tier
+        self._cold_tier = cold_tier
         self._brownout = brownout
         self._origin: str | None = None
         self._keys: MacKeys | None = None
@@ -60,8 +75,12 @@ class TierReader:
         self._head_checked_at = 0.0
         self._useless_until = 0.0
         self._hot_from = 0
+        self._warm_from = 0
         self._gap_told: tuple[int, str] | None = None
         self._redis = Outage(consumer, "Redis")
+        self._archive = Outage(consumer, "the archive")
+        self._is_unpacked = False
+        """Whether the cold tier holds on to what it has unpacked."""
 
     @property
     def is_polling(self) -> bool:
@@ -75,12 +94,12 @@ class TierReader:
                 self._hot_log.read(
                     self._stream_name, after=after, count=count, wait_seconds=wait_seconds
                 )
-            return self._read_warm(after, count)
+            return self._read_below(after, count)
         if after + 1 < self._hot_from or time.monotonic() < self._useless_until:
             return self._read_instead(after, count)
         raw = self._read_hot(after, count, wait_seconds)
         if raw is None:
-            return self._read_warm(after, count) if self._brownout else Stretch([], after)
+            return self._read_below(after, count) if self._brownout else Stretch([], after)
         return self._read_through(after, count, raw)
 
     def _read_through(self, after: int, count: int, raw: list[tuple[int, bytes]]) -> Stretch:
@@ -105,7 +124,7 @@ class TierReader:
     def _read_instead(self, after: int, count: int) -> Stretch:
         """Read from the next tier, for as long as that leads on."""
         hot_from, self._hot_from = self._hot_from, 0
-        stretch = self._read_warm(after, count)
+        stretch = self._read_below(after, count)
         if stretch.through > after:
             self._hot_from = hot_from
         else:
@@ -155,9 +174,7 @@ class TierReader:
 
     def _verified(self, raw: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Entry | Hole]]:
         """What was signed by the publisher, for its place. Raises MalformedEntry at the first."""
-        if self._origin is None:
-            self._origin = self._warm_tier.origin()
-        origin = self._origin
+        origin = self._read_origin()
         keys = self._keys or self._read_keys()
         for position, data in raw:
             try:
@@ -170,6 +187,11 @@ class TierReader:
             if origin is not None and record.origin != origin:
                 raise MalformedEntry(f"its entry comes from another database ({record.origin})")
             yield position, record
+
+    def _read_origin(self) -> str | None:
+        if self._origin is None:
+            self._origin = self._warm_tier.origin()
+        return self._origin
 
     def _read_keys(self) -> MacKeys:
         self._keys_read_at = time.monotonic()
@@ -193,31 +215,91 @@ class TierReader:
         self._head_seen = self._warm_tier.head()
         return was_seen_before
 
+    def _read_below(self, after: int, count: int) -> Stretch:
+        """What the tiers below the hot log have, the first one first that can have it."""
+        if after + 1 < self._warm_from:
+            stretch = self._read_cold(after, count)
+            if stretch is not None:
+                return stretch
+            self._warm_from = 0
+        try:
+            stretch = self._read_warm(after, count)
+        except PositionMissing:
+            stretch = self._read_cold(after, count)
+            if stretch is None:
+                self._warm_from = 0
+                raise
+            return stretch
+        self._leave_cold()
+        return stretch
+
     def _read_warm(self, after: int, count: int) -> Stretch:
         rows = self._warm_tier.read(after, count)
-        if not rows and self._warm_tier.head() > after:
+        if not rows and (head := self._warm_tier.head()) > after:
             # Numbered a moment ago, or gone with everything behind it.
             rows = self._warm_tier.read(after, count)
             if not rows:
+                self._warm_from = head + 1
                 raise PositionMissing(
                     f"{self._stream_name}/{after + 1} is in no tier, nor is anything behind it. "
                     f"{self._consumer} has skipped nothing and waits."
                 )
+        stretch, follows = self._decode(after, rows)
+        if follows is not None and stretch.through == after:
+            # The outbox is pruned from its front: until there, nobody need ask it again.
+            self._warm_from = follows
+            raise PositionMissing(
+                f"{self._stream_name}/{after + 1} is in no tier; the outbox goes on at {follows}. "
+                f"{self._consumer} has skipped nothing and waits."
+            )
+        if stretch.entries:
+            emit(signals.WarmTierRead(self._consumer, after + 1, stretch.through))
+        return stretch
+
+    def _read_cold(self, after: int, count: int) -> Stretch | None:
+        """What the archive has; None: not the next position. Nothing, while its store is away."""
+        if self._cold_tier is None:
+            return None
+        if not self._archive.is_worth_trying:
+            return Stretch([], after)
+        self._is_unpacked = True
+        try:
+            rows = self._cold_tier.read(after, count)
+            stretch, _ = self._decode(after, rows, origin=self._read_origin())
+        except (ServerUnavailable, ServerUnsuitable) as error:
+            self._archive.begin(error)
+            return Stretch([], after)
+        except (ArchiveDamaged, MalformedEntry) as error:
+            raise PositionMissing(
+                f"{self._stream_name}/{after + 1} cannot be read from the archive: {error} "
+                f"{self._consumer} has skipped nothing and waits; `penstock archive verify` tells "
+                "what else is wrong there."
+            ) from error
+        self._archive.end()
+        if stretch.entries:
+            emit(signals.ColdTierRead(self._consumer, after + 1, stretch.through))
+        return stretch if stretch.through > after else None
+
+    def _leave_cold(self) -> None:
+        """Behind the archive nobody needs its objects in memory."""
+        if self._is_unpacked and self._cold_tier is not None:
+            self._is_unpacked = False
+            self._cold_tier.close()
+
+    def _decode(
+        self, after: int, rows: Iterable[tuple[int, str]], origin: str | None = None
+    ) -> tuple[Stretch, int | None]:
+        """The contiguous beginning of what a tier gave, and where it goes on behind a gap."""
         entries: list[Entry] = []
         for position, body in rows:
             record = decode_record(self._stream_name, position, body.encode())
+            if origin is not None and record.origin != origin:
+                raise MalformedEntry(f"its entry comes from another database ({record.origin}).")
             expected = after + 1 + len(entries)
-            if isinstance(record, Hole) and record.first <= expected:
-                return self._up_to(entries, after, record)
-            if position != expected:
-                break
-            assert isinstance(record, Entry)
+            first = record.first if isinstance(record, Hole) else position
+            if isinstance(record, Hole) and first <= expected:
+                return self._up_to(entries, after, record), None
+            if first != expected or isinstance(record, Hole):
+                return Stretch(entries, expected - 1), first
             entries.append(record)
-        if rows and not entries:
-            raise PositionMissing(
-                f"{self._stream_name}/{after + 1} is in no tier; the outbox goes on at "
-                f"{rows[0][0]}. {self._consumer} has skipped nothing and waits."
-            )
-        if entries:
-            emit(signals.WarmTierRead(self._consumer, after + 1, entries[-1].position))
-        return Stretch(entries, after + len(entries))
+        return Stretch(entries, after + len(entries)), None

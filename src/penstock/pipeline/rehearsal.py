@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.failures import describe
+from penstock.core.discretion import describe_about
 from penstock.core.isolation import Batch
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
@@ -14,6 +14,7 @@ from penstock.pipeline.calling import Calls
 from penstock.pipeline.effects import EffectReached
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
+from penstock.pipeline.unsealing import Unsealing
 from penstock.stores.inbox import Inbox
 from penstock.stores.worker_connection import WorkerConnection
 
@@ -22,7 +23,7 @@ from penstock.stores.worker_connection import WorkerConnection
 class Rehearsal:
     """What handling an event would come to."""
 
-    outcome: Literal["would succeed", "would fail", "would call"]
+    outcome: Literal["would succeed", "would fail", "would call", "would wait"]
     detail: str = ""
 
 
@@ -48,17 +49,33 @@ class RehearsalRoom:
         """Call the handler in a transaction that cannot commit, and say how it went."""
         if not self._plan.names(entry) and self._options.on_unknown == "skip":
             return Rehearsal("would succeed", f"{entry.event_type} is not named: it is skipped")
+        unsealing = Unsealing(self._consumer, self._seams.keys)
+        with unsealing.openable(Batch((entry,), entry.position)) as openable:
+            if openable.batch is None:
+                return Rehearsal("would wait", openable.reason)
+            if unsealing.is_shredded(entry):
+                return Rehearsal("would succeed", "its data key was shredded: it is skipped")
+            return self._rehearse(entry, unsealing)
+
+    def _rehearse(self, entry: Entry, unsealing: Unsealing) -> Rehearsal:
         with closing(self._seams.open_worker()) as worker:
             try:
-                worker.run(lambda: self._play(worker, entry))
+                worker.run(lambda: self._play(worker, entry, unsealing))
             except EffectReached as reached:
                 return Rehearsal("would call", f"up to the call of {reached.effect!r} it succeeds")
             except Exception as error:  # noqa: BLE001 - whatever it raises is the answer
-                return Rehearsal("would fail", describe(error))
+                return Rehearsal("would fail", describe_about(error, [entry]))
         return Rehearsal("would succeed")
 
-    def _play(self, worker: WorkerConnection, entry: Entry) -> None:
-        calls = Calls(self._consumer, self._options, self._plan, worker=worker, seams=self._seams)
+    def _play(self, worker: WorkerConnection, entry: Entry, unsealing: Unsealing) -> None:
+        calls = Calls(
+            self._consumer,
+            self._options,
+            self._plan,
+            worker=worker,
+            seams=self._seams,
+            unsealing=unsealing,
+        )
         context_of = calls.context_for(Batch((entry,), entry.position), is_dry_run=True)
         try:
             with self._seams.around():

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.trouble import Trouble
 from penstock.pipeline.effects import OnceCaller
+from penstock.stores.stream_keys import StreamKeys
 from penstock.stores.worker_connection import WorkerConnection
 
 
@@ -27,6 +28,8 @@ class ConsumerSeams:
     """Entered around each batch."""
     effects: OnceCaller | None = None
     """Calls to the outside, for contexts."""
+    keys: StreamKeys | None = None
+    """The data keys of the stream; None: sealed events cannot be opened here."""
     tell: Callable[[WorkerConnection, Trouble], None] = field(
         default=lambda _worker, _trouble: None
     )

@@ -155,6 +155,7 @@ class Sender:
                 key=key,
                 metadata=metadata,
                 promise=self._promise_of(stream, event),
+                producer=self._producer,
             )
             for event, uuid in zip(events, event_uuids, strict=True)
         ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.core.lanes import lane_of
 from penstock.core.wire import Entry
-from penstock.pipeline.reader import TierReader
+from penstock.pipeline.reader import Reader
 
 # What is kept for lanes that are a little behind; further back, a lane reads for itself.
 KEPT_ENTRIES_MAX = 5_000
@@ -34,8 +34,8 @@ class StreamWindow:
         lanes: int,
         batch_size: int,
         *,
-        ahead: TierReader,
-        behind: TierReader,
+        ahead: Reader,
+        behind: Reader,
     ) -> None:
         self._lanes = lanes
         # A lane finds its share of what is read, so that more has to be read for a full batch.

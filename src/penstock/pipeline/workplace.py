@@ -11,12 +11,13 @@ from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.looser import AtLeastOnce, AtMostOnce
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.setting_aside import SettingAside
+from penstock.pipeline.unsealing import Unsealing
 
 
 class Workplace:
     """Opened with a lane, and again when its connection cannot be trusted any more."""
 
-    def __init__(self, consuming: Consuming, parking: Parking) -> None:
+    def __init__(self, consuming: Consuming, parking: Parking, unsealing: Unsealing) -> None:
         name, options, plan = consuming.name, consuming.options, consuming.plan
         seams = consuming.seams
         self.worker = worker = seams.open_worker()
@@ -29,6 +30,7 @@ class Workplace:
             parking=parking,
             worker=worker,
             seams=seams,
+            unsealing=unsealing,
         )
         self.judgement = Judgement(
             name,
@@ -36,26 +38,37 @@ class Workplace:
             f"{plan.function.__module__}.{plan.function.__qualname__}",
             aside=SettingAside(name, ledger=ledger, worker=worker, seams=seams),
             parking=parking,
+            unsealing=unsealing,
         )
-        calls = Calls(name, options, plan, worker=worker, seams=seams)
-        self.attempt: Attempt
+        calls = Calls(
+            name,
+            options,
+            plan,
+            worker=worker,
+            seams=seams,
+            unsealing=unsealing,
+            replay=consuming.replay,
+        )
+        self.attempt = self._attempt(consuming, calls, ledger)
+
+    def _attempt(self, consuming: Consuming, calls: Calls, ledger: Ledger) -> Attempt:
+        name, options = consuming.name, consuming.options
+        seams, worker = consuming.seams, self.worker
         match options.guarantee:
             case Guarantee.EXACTLY_ONCE:
-                self.attempt = ExactlyOnce(
+                return ExactlyOnce(
                     name,
                     options,
-                    plan,
+                    consuming.plan,
                     calls=calls,
                     ledger=ledger,
                     worker=worker,
                     seams=seams,
                 )
             case Guarantee.AT_LEAST_ONCE:
-                self.attempt = AtLeastOnce(
-                    name, calls=calls, ledger=ledger, worker=worker, seams=seams
-                )
+                return AtLeastOnce(name, calls=calls, ledger=ledger, worker=worker, seams=seams)
             case Guarantee.AT_MOST_ONCE:
-                self.attempt = AtMostOnce(
+                return AtMostOnce(
                     name,
                     calls=calls,
                     ledger=ledger,

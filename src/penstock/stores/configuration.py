@@ -36,6 +36,7 @@ EXTRA_NAMES = frozenset(
 _ANNOUNCED = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _ANNOUNCED_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _REDIS_URL = re.compile(r"(rediss?(\+\w+)?|unix)://.")
+_ARCHIVE_URL = re.compile(r"s3://.|file://.|memory://$|(?!.*://).")
 
 _TYPES = get_type_hints(Settings)
 NAMES = tuple(field.name for field in fields(Settings))
@@ -274,6 +275,12 @@ def _parsed_url(name: str, value: Any, origin: str) -> str | None:
                 f"redis_url cannot be understood (from {origin}); expected {_form(name)}."
             )
         return value
+    if name == "archive_url":
+        if _ARCHIVE_URL.match(value) is None:
+            raise SettingsError(
+                f"archive_url cannot be understood (from {origin}); expected {_form(name)}."
+            )
+        return value
     try:
         sqlalchemy_url(value)
     except SettingsError as error:
@@ -304,5 +311,6 @@ def _form(expected: Any) -> str:
         bool: "true or false",
         "database_url": "postgresql://user:password@host:port/name",
         "redis_url": 'redis://host:port/0, rediss://… or "none"',
+        "archive_url": 's3://bucket/prefix, file:///folder, the path of a folder or "none"',
     }
     return forms[expected]

@@ -1,13 +1,8 @@
-"""What is sent under which type and version: recorded with the first events, and compared.
-
-An application sends through connections of many kinds, so what is asked and answered is written
-once, as a generator, and each kind of connection only carries it.
-"""
+"""What is sent under which type and version: recorded with the first events, and compared."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -15,8 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 import psycopg
-import sqlalchemy
-from psycopg.rows import tuple_row
 
 from penstock.core.contract_schema import contract_of
 from penstock.core.contracts import Promise
@@ -27,19 +20,9 @@ from penstock.core.schema.catalogue import Contract
 from penstock.core.schema.documents import contract_in, document_of
 from penstock.errors import ContractError
 from penstock.stores.queries import Queries
+from penstock.stores.questions import Questions, Statement, ask, place_of
 
 BREAKS_SHOWN = 10
-_PARAMETER = re.compile(r"%\((\w+)\)s")
-
-
-class Statement(NamedTuple):
-    """One question to the database."""
-
-    query: str
-    parameters: dict[str, Any]
-
-
-Questions = Generator[Statement, Sequence[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,46 +63,14 @@ def require_kept(
     connection: psycopg.Connection[Any], schema: str, promises: Iterable[Promise]
 ) -> None:
     """Record what is going to be sent. Raises ContractError where it breaks what was sent."""
-    place = (connection.info.host, connection.info.port, connection.info.dbname)
-    questions = _questions(place, schema, promises)
-    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        answer: Sequence[Any] | None = None
-        while (statement := _next(questions, answer)) is not None:
-            answer = cursor.execute(statement.query, statement.parameters).fetchall()
+    ask(connection, keeping(place_of(connection), schema, promises))
 
 
-async def require_kept_async(
-    connection: psycopg.AsyncConnection[Any], schema: str, promises: Iterable[Promise]
-) -> None:
-    """The same on an asynchronous connection."""
-    place = (connection.info.host, connection.info.port, connection.info.dbname)
-    questions = _questions(place, schema, promises)
-    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        answer: Sequence[Any] | None = None
-        while (statement := _next(questions, answer)) is not None:
-            await cursor.execute(statement.query, statement.parameters)
-            answer = await cursor.fetchall()
+def keeping(place: object, schema: str, promises: Iterable[Promise]) -> Questions[None]:
+    """The questions that record what is going to be sent; `place` tells databases apart.
 
-
-def require_kept_through_sqlalchemy(
-    connection: sqlalchemy.Connection, schema: str, promises: Iterable[Promise]
-) -> None:
-    """The same with any driver."""
-    questions = _questions(connection.engine.url, schema, promises)
-    answer: Sequence[Any] | None = None
-    while (statement := _next(questions, answer)) is not None:
-        query = sqlalchemy.text(_PARAMETER.sub(r":\1", statement.query))
-        answer = connection.execute(query, statement.parameters).fetchall()
-
-
-def _next(questions: Questions, answer: Sequence[Any] | None) -> Statement | None:
-    try:
-        return next(questions) if answer is None else questions.send(answer)
-    except StopIteration:
-        return None
-
-
-def _questions(place: object, schema: str, promises: Iterable[Promise]) -> Questions:
+    Raises ContractError where it breaks what was sent.
+    """
     sql = Queries("contract.sql", schema)
     for promise in promises:
         if (place, schema, promise) in _seen:

@@ -16,18 +16,29 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.core.outgoing import OutgoingEvent, batch_json
 from penstock.core.require import require
-from penstock.errors import EventIdentityConflict, SchemaMismatch, UsageError
-from penstock.stores.contracts import (
-    promises_of,
-    require_kept,
-    require_kept_async,
-    require_kept_through_sqlalchemy,
+from penstock.errors import (
+    EventIdentityConflict,
+    SchemaMismatch,
+    StreamConfidential,
+    StreamRestricted,
+    UsageError,
 )
+from penstock.stores.contracts import keeping, promises_of
 from penstock.stores.queries import Queries
+from penstock.stores.questions import (
+    Questions,
+    ask,
+    ask_async,
+    ask_through_sqlalchemy,
+    place_of,
+)
+from penstock.stores.sealing import forget, sealing
 from penstock.telemetry.bus import emit
 from penstock.telemetry.signals import EventsInserted
 
 _IDENTITY_CONFLICT = "PS010"
+_NOT_SEALED = "PS020"
+_NOT_ALLOWED = "42501"
 _SCHEMA_MISSING = frozenset({"42P01", "42883", "3F000"})
 
 
@@ -42,10 +53,11 @@ def insert_through_sqlalchemy(
         UsageError,
     )
     statement = sqlalchemy.text(Queries("outbox.sql", schema)["send_many_sqlalchemy"])
-    with _errors_translated(schema):
-        require_kept_through_sqlalchemy(connection, schema, promises_of(events))
+    with errors_translated(schema):
+        questions = preparing(connection.engine.url, schema, events)
+        batch = ask_through_sqlalchemy(connection, questions)
         # Fetched, because behind a server-side cursor the function runs no earlier.
-        connection.execute(statement, {"batch": batch_json(events)}).scalar_one()
+        connection.execute(statement, {"batch": batch}).scalar_one()
     emit(EventsInserted(len(events)))
 
 
@@ -55,9 +67,9 @@ def insert(
     """Insert in the transaction of a psycopg connection."""
     query = Queries("outbox.sql", schema)["send_many"]
     # A plain cursor: the connection's own factory may want another notation of parameters.
-    with _errors_translated(schema), psycopg.Cursor(connection) as cursor:
-        require_kept(connection, schema, promises_of(events))
-        cursor.execute(query, {"batch": batch_json(events)})
+    with errors_translated(schema), psycopg.Cursor(connection) as cursor:
+        batch = ask(connection, preparing(place_of(connection), schema, events))
+        cursor.execute(query, {"batch": batch})
     emit(EventsInserted(len(events)))
 
 
@@ -66,15 +78,22 @@ async def insert_async(
 ) -> None:
     """Insert in the transaction of an asynchronous psycopg connection."""
     query = Queries("outbox.sql", schema)["send_many"]
-    with _errors_translated(schema):
-        await require_kept_async(connection, schema, promises_of(events))
+    with errors_translated(schema):
+        batch = await ask_async(connection, preparing(place_of(connection), schema, events))
         async with psycopg.AsyncCursor(connection) as cursor:
-            await cursor.execute(query, {"batch": batch_json(events)})
+            await cursor.execute(query, {"batch": batch})
     emit(EventsInserted(len(events)))
 
 
+def preparing(place: object, schema: str, events: Sequence[OutgoingEvent]) -> Questions[str]:
+    """What comes before the INSERT: contracts kept, confidential events sealed. Gives the batch."""
+    yield from keeping(place, schema, promises_of(events))
+    return batch_json((yield from sealing(place, schema, events)))
+
+
 @contextmanager
-def _errors_translated(schema: str) -> Iterator[None]:
+def errors_translated(schema: str) -> Iterator[None]:
+    """What the database refuses, in our words. No event is quoted."""
     try:
         yield
     except DBAPIError as error:
@@ -92,6 +111,19 @@ def _raise_translated(
         raise EventIdentityConflict(
             f"{_first_line(driver_error)}. This transaction cannot commit; roll it back. To send "
             "the same event again pass the same content, for a new event leave event_uuid out."
+        ) from driver_error
+    if sqlstate == _NOT_SEALED:
+        forget()
+        raise StreamConfidential(
+            f"{_first_line(driver_error)}. Nothing was stored; this transaction cannot commit, "
+            "roll it back. The policy or its key has changed a moment ago: send again."
+        ) from driver_error
+    if sqlstate == _NOT_ALLOWED and "row-level security" in str(driver_error):
+        forget()
+        raise StreamRestricted(
+            "PostgreSQL keeps this database role from sending to a restricted stream. Nothing was "
+            "sent; this transaction cannot commit, roll it back. `penstock policy show` tells "
+            "which roles may."
         ) from driver_error
     if sqlstate in _SCHEMA_MISSING:
         raise SchemaMismatch(

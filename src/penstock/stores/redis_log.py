@@ -154,6 +154,17 @@ class RedisLog:
             )
         return int(removed)
 
+    def read_keys(self, stream_name: str) -> bytes | None:
+        """The copy of a stream's wrapped data keys; None where there is none."""
+        with self._in_our_words(stream_name):
+            copy: bytes | None = self._writer.call("GET", self._keys_key(stream_name))
+        return copy
+
+    def write_keys(self, stream_name: str, copy: bytes) -> None:
+        """Put a copy of the data keys in the place of the one that is there."""
+        with self._in_our_words(stream_name):
+            self._writer.call("SET", self._keys_key(stream_name), copy)
+
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
         self._client.close()
@@ -167,6 +178,9 @@ class RedisLog:
 
     def _meta_key(self, stream_name: str) -> str:
         return f"{self._prefix}:{{{stream_name}}}:meta"
+
+    def _keys_key(self, stream_name: str) -> str:
+        return f"{self._prefix}:{{{stream_name}}}:keys"
 
     def _run(self, script: str, stream_name: str, *arguments: str | int | bytes) -> str:
         """Run a script that answers with a status. Returns its text, or raises what it says."""

@@ -144,16 +144,21 @@ class BooksReader:
                 head=head,
                 published=head,
                 first=head + 1,
+                readable_first=1,
                 is_foreign=True,
             )
         rows = self._ask("stream", stream_name=stream_name)
-        head, published, first = rows[0] if rows else (0, 0, 1)
+        head, published, first, archived_first, archived_last = (
+            rows[0] if rows else (0, 0, 1, None, None)
+        )
+        reaches_up = archived_last is not None and archived_last + 1 >= first
         holes = self._ask("holes", stream_name=stream_name)
         return Survey(
             stream_name=stream_name,
             head=head,
             published=published,
             first=first,
+            readable_first=min(first, archived_first) if reaches_up else first,
             holes=tuple(HoleRow(*row) for row in holes),
         )
 
@@ -167,10 +172,11 @@ class BooksReader:
                 settled=(),
                 checkpoints=tuple(checkpoints),
                 start_position=start_position,
+                end_position=end_position,
                 settled_to=settled_to,
                 seeks=tuple(map(Seek, old, new)),
             )
-            for name, start_position, settled_to, checkpoints, old, new in rows
+            for name, start_position, end_position, settled_to, checkpoints, old, new in rows
         )
 
     def _sent(self, stream_name: str, first: int, last: int, count: int) -> list[SentRow]:

@@ -12,6 +12,7 @@ from penstock.core.effects import (
     call_plain,
     require_call,
 )
+from penstock.core.sealing import Box
 from penstock.errors import FatalError
 from penstock.pipeline.effects import EffectReached
 
@@ -31,10 +32,11 @@ class RememberedEffects:
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
         """Call a plain function unless its result is known; returns the result."""
         require_call(effect, fn, interrupted)
-        form = ResultFormat(returns)
+        form = ResultFormat(returns, box)
         if (event_uuid, effect) not in self._results:
             _refuse_in_rehearsal(effect, is_dry_run)
             self._results[event_uuid, effect] = _encode(form, call_plain(fn, effect), effect)
@@ -49,10 +51,11 @@ class RememberedEffects:
         interrupted: Interrupted = "retry",
         returns: Any = None,
         is_dry_run: bool = False,
+        box: Box | None = None,
     ) -> Any:
         """The same for `async def`."""
         require_call(effect, fn, interrupted)
-        form = ResultFormat(returns)
+        form = ResultFormat(returns, box)
         if (event_uuid, effect) not in self._results:
             _refuse_in_rehearsal(effect, is_dry_run)
             self._results[event_uuid, effect] = _encode(form, await fn(), effect)

@@ -28,6 +28,10 @@ SELECT host, pid FROM events.worker
  WHERE consumer = %(consumer)s AND alive_until > clock_timestamp()
  ORDER BY host, pid
 
+-- name: replays
+-- They call the handler of a consumer under its name.
+SELECT name FROM events.consumer WHERE replay_of = %(consumer)s ORDER BY name
+
 -- name: lanes_held
 -- What a pause waits for: lanes that somebody may still work on.
 SELECT count(*)

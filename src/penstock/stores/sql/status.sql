@@ -65,7 +65,8 @@ SELECT c.name, c.stream_name, c.start_position, place.checkpoint,
        c.paused_at, c.paused_by, c.pause_reason, q.quarantined_at, q.reason,
        parked.keys, parked.held, (SELECT count(*) FROM events.parked_event p
                                    WHERE p.consumer = c.name),
-       (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name)
+       (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name),
+       c.replay_of, c.end_position
   FROM events.consumer c
  CROSS JOIN LATERAL (
        SELECT coalesce(min(l.checkpoint), c.start_position - 1) AS checkpoint,

@@ -17,11 +17,16 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 SELECT name FROM events.stream UNION SELECT stream_name FROM events.consumer ORDER BY 1
 
 -- name: stream
--- Where a stream ends, how far the hot log is confirmed, and what the outbox still holds of it.
+-- Where a stream ends, how far the hot log is confirmed, what the outbox still holds of it, and the
+-- range that is archived.
 SELECT s.head, s.published,
        coalesce((SELECT o.position FROM events.outbox_event o
                   WHERE o.stream_name = s.name AND o.position IS NOT NULL
-                  ORDER BY o.position LIMIT 1), s.head + 1)
+                  ORDER BY o.position LIMIT 1), s.head + 1),
+       (SELECT a.first FROM events.archive_object a
+         WHERE a.stream_name = s.name AND a.archived_at IS NOT NULL ORDER BY a.first LIMIT 1),
+       (SELECT a.last FROM events.archive_object a
+         WHERE a.stream_name = s.name AND a.archived_at IS NOT NULL ORDER BY a.last DESC LIMIT 1)
   FROM events.stream s WHERE s.name = %(stream_name)s
 
 -- name: source
@@ -46,7 +51,7 @@ SELECT o.position FROM events.outbox_event o
 -- name: consumers
 -- How they are split, how far their lanes are, and where operators moved them. A lane without a row
 -- has settled nothing yet.
-SELECT c.name, c.start_position, c.settled_to,
+SELECT c.name, c.start_position, c.end_position, c.settled_to,
        ARRAY(SELECT coalesce(l.checkpoint, c.start_position - 1)
                FROM generate_series(0, c.lanes - 1) AS n
                LEFT JOIN events.stream_lease l

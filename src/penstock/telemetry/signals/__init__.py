@@ -3,6 +3,17 @@
 `Signal.registry` lists them all; the crash matrix kills a process at each of them.
 """
 
+from penstock.telemetry.signals.archive import (
+    ArchiveBegun,
+    ArchiveOpened,
+    ArchiveRefused,
+    ManifestWritten,
+    ObjectAdopted,
+    ObjectArchived,
+    ObjectPlanned,
+    ObjectStored,
+    ObjectSuperseded,
+)
 from penstock.telemetry.signals.failure import (
     CompletedThenFailed,
     EffectCalled,
@@ -17,6 +28,16 @@ from penstock.telemetry.signals.failure import (
     ParkedHandled,
     SuccessorsParked,
 )
+from penstock.telemetry.signals.keys import (
+    EventShredded,
+    KeyOutlived,
+    KeyRotated,
+    KeyRotationFailed,
+    KeysCopied,
+    KeyUnwrapped,
+    KeyWithdrawn,
+    TamperingFound,
+)
 from penstock.telemetry.signals.line import (
     BatchAppended,
     BatchClaimed,
@@ -26,6 +47,7 @@ from penstock.telemetry.signals.line import (
     BatchRead,
     BatchRolledBack,
     BatchSealed,
+    ColdTierRead,
     ConsumerBlocked,
     ConsumerPaused,
     ConsumerRegistered,
@@ -49,6 +71,7 @@ from penstock.telemetry.signals.line import (
     WakeupSilent,
     WarmTierRead,
 )
+from penstock.telemetry.signals.replay import ReplayBegan, ReplayCancelled, ReplayFinished
 from penstock.telemetry.signals.signal import Level, Signal
 from penstock.telemetry.signals.work import (
     HandlerStuck,
@@ -71,6 +94,9 @@ from penstock.telemetry.signals.work import (
 )
 
 __all__ = [
+    "ArchiveBegun",
+    "ArchiveOpened",
+    "ArchiveRefused",
     "BatchAppended",
     "BatchClaimed",
     "BatchCommitted",
@@ -79,6 +105,7 @@ __all__ = [
     "BatchRead",
     "BatchRolledBack",
     "BatchSealed",
+    "ColdTierRead",
     "CompletedThenFailed",
     "ConsumerBlocked",
     "ConsumerPaused",
@@ -93,6 +120,7 @@ __all__ = [
     "EventFailed",
     "EventHandled",
     "EventParked",
+    "EventShredded",
     "EventSkipped",
     "EventsInserted",
     "ForgeryFound",
@@ -105,12 +133,24 @@ __all__ = [
     "HotWindowOnly",
     "KeyBacklogged",
     "KeyHeld",
+    "KeyOutlived",
+    "KeyRotated",
+    "KeyRotationFailed",
+    "KeyUnwrapped",
+    "KeyWithdrawn",
+    "KeysCopied",
     "LanesShared",
     "LeaseAcquired",
     "LeaseLost",
     "LeaseReleased",
     "LeaseRenewed",
     "Level",
+    "ManifestWritten",
+    "ObjectAdopted",
+    "ObjectArchived",
+    "ObjectPlanned",
+    "ObjectStored",
+    "ObjectSuperseded",
     "ParkedHandled",
     "PositionsSkipped",
     "PredecessorEnded",
@@ -119,12 +159,16 @@ __all__ = [
     "PublisherSlept",
     "PublishingDelayed",
     "QuarantineReleased",
+    "ReplayBegan",
+    "ReplayCancelled",
+    "ReplayFinished",
     "RowsPruned",
     "ServerFound",
     "ServerLost",
     "Signal",
     "StreamRefused",
     "SuccessorsParked",
+    "TamperingFound",
     "WakeupSilent",
     "WarmTierRead",
     "WorkerDied",

@@ -212,6 +212,15 @@ class WarmTierRead(Signal):
 
 
 @dataclass(frozen=True, slots=True)
+class ColdTierRead(Signal):
+    """Entries that PostgreSQL no longer holds were read from the archive."""
+
+    consumer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchClaimed(Signal):
     """The claim of a batch is sent, in an open transaction; handlers run next.
 

@@ -1,0 +1,121 @@
+"""A replay in the command's own process: shown while it runs, and told when it rests."""
+
+from __future__ import annotations
+
+import threading
+
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from penstock.cli.invocation import Invocation
+from penstock.cli.letter_options import EXIT_INTERRUPTED
+from penstock.cli.output import error_console, print_json, print_note
+from penstock.core.replays import Replay, ReplayProgress, ReplayState, ReplayTally
+from penstock.ops.replays import ReplayBooks
+from penstock.runtime.stopping import told_of_stop_signals
+from penstock.stores.identity import operator_id
+
+EXIT_NO = 1
+INTERRUPTED = "interrupted by a signal"
+
+
+def run_replay(invocation: Invocation, replay: Replay, *, json_output: bool) -> None:
+    """Work on a replay until it rests, say what became of it, and leave with an exit code.
+
+    The first SIGINT or SIGTERM pauses it after the batches in hand; a second one does not wait.
+    """
+    print_note(
+        f"{replay.name} delivers {replay.stream_name} {replay.first}..{replay.last} again to "
+        f"{replay.original}. Ctrl-C pauses it."
+    )
+    was_told = _work(invocation, replay)
+    with invocation.connect("replay") as connection:
+        books = ReplayBooks(connection, invocation.settings.schema)
+        progress = books.look(replay.name)
+        if progress.state is ReplayState.FINISHED:
+            tally = _finish(books, replay)
+            _tell(progress, tally, json_output=json_output)
+            raise typer.Exit(EXIT_NO if tally.dead else 0)
+        if was_told:
+            books.pause(replay.name, by=operator_id(), reason=INTERRUPTED)
+        progress = books.look(replay.name)
+        _tell(progress, books.tally(replay.name), json_output=json_output)
+    raise typer.Exit(EXIT_NO if progress.state is ReplayState.HELD else EXIT_INTERRUPTED)
+
+
+def _work(invocation: Invocation, replay: Replay) -> bool:
+    """Returns whether a signal ended it."""
+    stop, told = threading.Event(), threading.Event()
+
+    def ask_to_stop() -> None:
+        if told.is_set():
+            # As good as a kill: whoever resumes it finds everything as it was committed.
+            raise KeyboardInterrupt
+        told.set()
+        stop.set()
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with (
+        told_of_stop_signals(ask_to_stop),
+        Progress(*columns, console=error_console, transient=True) as bar,
+    ):
+        task = bar.add_task("positions", total=replay.last - replay.first + 1)
+
+        def show(progress: ReplayProgress) -> None:
+            bar.update(task, completed=progress.passed, description=_described(progress))
+
+        invocation.pipeline.run_replay(replay, stop, on_look=show)
+    return told.is_set()
+
+
+def _described(progress: ReplayProgress) -> str:
+    waiting = f", {progress.parked:,} parked" if progress.parked else ""
+    dead = f", {progress.dead:,} dead" if progress.dead else ""
+    return f"positions{waiting}{dead}"
+
+
+def _finish(books: ReplayBooks, replay: Replay) -> ReplayTally:
+    with error_console.status("") as shown:
+        return books.finish(
+            replay.name,
+            on_progress=lambda deleted: shown.update(f"{deleted:,} rows of the replay deleted"),
+        )
+
+
+def _tell(progress: ReplayProgress, tally: ReplayTally, *, json_output: bool) -> None:
+    replay, state = progress.replay, progress.state
+    if json_output:
+        print_json(
+            {
+                **progress.as_json(),
+                "handled": tally.handled,
+                "skipped": tally.skipped,
+                "discarded": tally.discarded,
+            }
+        )
+    else:
+        discarded = f", {tally.discarded:,} discarded" if tally.discarded else ""
+        print(
+            f"{replay.name} is {state}: {tally.handled:,} handled, {tally.skipped:,} skipped"
+            f"{discarded}, {progress.parked:,} parked, {tally.dead:,} dead (operation "
+            f"{progress.operation_id})."
+        )
+    if progress.dead:
+        print_note(
+            f"`penstock dead-letters list --consumer {replay.name}` shows the dead letters. "
+            f"Redrive or discard them, then `penstock replay --resume {replay.name}`; or give them "
+            f"up with `penstock replay cancel {replay.name}`."
+        )
+    elif state is not ReplayState.FINISHED:
+        print_note(f"`penstock replay --resume {replay.name}` continues it.")

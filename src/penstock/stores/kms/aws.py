@@ -1,0 +1,119 @@
+"""AWS KMS over its own API. AWS_ENDPOINT_URL and credentials are taken as AWS' tools take them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ExtraMissing, KeyRefused, KeyUnavailable
+from penstock.stores.kms.protocol import Context, NewKey
+
+if TYPE_CHECKING:
+    from mypy_boto3_kms import KMSClient
+
+CONNECT_SECONDS: Final = 2.0
+READ_SECONDS: Final = 3.0
+# One more try for a connection that was lost; whoever waits here may be in a transaction.
+_ATTEMPTS_MAX: Final = 2
+# Answers that say nothing about the right to use a key.
+_PASSING_CODES: Final = frozenset(
+    {
+        "DependencyTimeoutException",
+        "ExpiredTokenException",
+        "KMSInternalException",
+        "KeyUnavailableException",
+        "LimitExceededException",
+        "RequestTimeTooSkewed",
+        "ThrottlingException",
+    }
+)
+_SERVER_ERROR: Final = 500
+
+
+class AwsKms:
+    """One key of AWS KMS, by its ARN, id or alias."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._lock = threading.Lock()
+        self._made: KMSClient | None = None
+
+    def generate(self, context: Context) -> NewKey:
+        """A new data key, wrapped for the context."""
+        answer = self._ask(
+            lambda kms: kms.generate_data_key(
+                KeyId=self._key, KeySpec="AES_256", EncryptionContext=context
+            )
+        )
+        return NewKey(answer["Plaintext"], answer["CiphertextBlob"], answer["KeyId"])
+
+    def wrap(self, secret: bytes, context: Context) -> NewKey:
+        """A data key that exists, wrapped for the context."""
+        answer = self._ask(
+            lambda kms: kms.encrypt(KeyId=self._key, Plaintext=secret, EncryptionContext=context)
+        )
+        return NewKey(secret, answer["CiphertextBlob"], answer["KeyId"])
+
+    def unwrap(self, wrapped: bytes, context: Context) -> bytes:
+        """The data key. Only for the context that it was wrapped for."""
+        answer = self._ask(
+            lambda kms: kms.decrypt(
+                KeyId=self._key, CiphertextBlob=wrapped, EncryptionContext=context
+            )
+        )
+        secret: bytes = answer["Plaintext"]
+        return secret
+
+    def _ask(self, question: Callable[[KMSClient], Any]) -> Any:
+        try:
+            from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ExtraMissing("AWS KMS", "boto3", "aws") from None
+        try:
+            return question(self._client())
+        except ClientError as error:
+            raise self._translated(error) from error
+        except BotoCoreError as error:
+            raise self._unavailable(str(error)) from error
+
+    def _client(self) -> KMSClient:
+        # Making a client is not safe in several threads at once; using one is.
+        with self._lock:
+            if self._made is None:
+                import boto3  # noqa: PLC0415 - an extra
+                from botocore.config import Config  # noqa: PLC0415
+
+                self._made = boto3.session.Session().client(
+                    "kms",
+                    region_name=_region_of(self._key),
+                    config=Config(
+                        connect_timeout=CONNECT_SECONDS,
+                        read_timeout=READ_SECONDS,
+                        retries={"total_max_attempts": _ATTEMPTS_MAX, "mode": "standard"},
+                    ),
+                )
+            return self._made
+
+    def _translated(self, error: Any) -> KeyRefused | KeyUnavailable:
+        code = error.response.get("Error", {}).get("Code", "")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in _PASSING_CODES or status >= _SERVER_ERROR:
+            return self._unavailable(str(error))
+        return KeyRefused(
+            f"KMS refuses to use {self._key}: {error}. Nothing was sealed or opened. Give this "
+            "program's role kms:Decrypt on the key, or enable the key again; a wrapped key that "
+            "was altered, or belongs to another stream or version, is refused too."
+        )
+
+    def _unavailable(self, why: str) -> KeyUnavailable:
+        return KeyUnavailable(
+            f"KMS cannot be asked about {self._key} now: {why}. Keys that are in use go on for a "
+            "while; for others it has to be back."
+        )
+
+
+def _region_of(key: str) -> str | None:
+    """The region that an ARN names; None: the one that is configured."""
+    parts = key.split(":")
+    return parts[3] if key.startswith("arn:") and len(parts) > 3 else None
