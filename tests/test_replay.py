@@ -31,6 +31,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 EVENTS = 40
+MANY = 2000
 NAME = f"{CONSUMER}@again"
 REPLAY = ("--app", "tests.replay_app:pipeline", "replay")
 LEASES = "SELECT role, owner_id, term, checkpoint FROM events.stream_lease ORDER BY role"
@@ -339,7 +340,15 @@ def test_the_books_know_where_a_replay_ends(shop: Shop, penstock: Penstock) -> N
 
 @pytest.mark.slow
 def test_sigterm_pauses_a_replay_and_resume_completes_it(shop: Shop, penstock: Penstock) -> None:
-    # A row that nobody may touch holds the replay up in the middle of a batch.
+    # So many that nobody can handle them all before a signal is heeded.
+    total = EVENTS + MANY
+    shop.bench.send(MANY)
+    shop.bench.publish()
+    shop.ask(
+        "UPDATE events.stream_lease SET checkpoint = %s WHERE role <> 'publisher' RETURNING 1",
+        total,
+    )
+    # A table that nobody may touch holds the replay up in the middle of a batch.
     with psycopg.connect(shop.bench.settings.database_url) as holder:
         holder.execute("LOCK TABLE effect IN ACCESS EXCLUSIVE MODE")
         process = penstock.start(*START, "--from", "1")
@@ -351,10 +360,10 @@ def test_sigterm_pauses_a_replay_and_resume_completes_it(shop: Shop, penstock: P
     assert "is paused" in stdout
     assert f"penstock replay --resume {NAME}" in stderr
     (progress,) = shop.books().all()
-    assert 0 < progress.passed < EVENTS
+    assert 0 < progress.passed < total
     assert (progress.state, progress.workers) == ("paused", 0)
     assert "finished" in penstock(*REPLAY, "--resume", NAME).stdout
-    assert shop.handled() == list(range(1, EVENTS + 1))
+    assert shop.handled() == list(range(1, total + 1))
     assert shop.rows_of_replays() == 0
 
 

@@ -37,7 +37,7 @@ class KeySources:
         )
 
     def of_source(self, source: Source) -> StreamKeys:
-        """The keys of another service's stream: beside its hot log, or else beside its archive."""
+        """The keys of another service's stream: beside its tiers, or in its database."""
         return StreamKeys(source.stream_name, lambda: self._copied(source), is_complete=False)
 
     def _copied(self, source: Source) -> list[WrappedKey]:
@@ -49,7 +49,20 @@ class KeySources:
         if not found and source.archive_url is not None:
             shelf = ArchiveShelf(open_store(source.archive_url))
             found = read_copy(shelf, source.stream_name, mac_keys)
-        return found
+        return found or _in_its_database(source)
+
+
+def _in_its_database(source: Source) -> list[WrappedKey]:
+    if source.source_url is None:
+        return []
+    try:
+        with connect(source.source_url, "penstock data keys") as connection:
+            return DataKeys(source.source_schema).read(connection, source.stream_name)
+    except psycopg.Error as error:
+        raise KeyUnavailable(
+            f"The data keys of {source.stream_name!r} cannot be read in its database: {error} "
+            "Nothing was skipped; `penstock streams share` over there prints the grants."
+        ) from error
 
 
 def _mac_keys(source: Source) -> MacKeys:

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.core.masking import masked_url
 from penstock.core.redis_acl import reader_line
 from penstock.core.settings import Settings
 from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
@@ -121,6 +122,8 @@ def share(
     written.append(f'mac_key="{key}"')
     database = connection.info.dbname
     written.append(f'source_url="postgresql://{role}:{PLACEHOLDER}@host:port/{database}"')
+    if settings.archive_url is not None:
+        written.append(f'archive_url="{masked_url(settings.archive_url)}"')
     if settings.schema != DEFAULT_SCHEMA:
         written.append(f'source_schema="{settings.schema}"')
     lines = "".join(f"    {argument},\n" for argument in written)

@@ -49,7 +49,10 @@ class ForeignStream:
             seen = self._sources.read(connection, stream_name) or Bounds(1, 0)
             pin = Pin(self._sources, name, self._consuming.control)
             if self._source.source_url is None:
-                self._tier = NoWarmTier(name, self._source, pin, seen, self._hot_log)
+                self._tier = NoWarmTier(
+                    *(name, self._source, pin, seen, self._hot_log),
+                    cold_tier=self.open_cold_tier(),
+                )
             else:
                 self._tier = SourceWarmTier(name, self._source, pin, seen)
         return SourceStarts(self._consuming.settings.schema, self._tier, self.open_cold_tier())

@@ -15,11 +15,13 @@ from penstock.core.masking import masked_url
 from penstock.core.sources import Source
 from penstock.core.wire import Entry, Hole, decode_entry
 from penstock.errors import (
+    ArchiveDamaged,
     MalformedEntry,
     PositionMissing,
     ServerUnavailable,
     ServerUnsuitable,
 )
+from penstock.stores.cold_tier import ColdTier
 from penstock.stores.hot_log import HotLog
 from penstock.stores.mac_keys import MacKeyTable
 from penstock.stores.outage import Outage
@@ -222,7 +224,14 @@ class NoWarmTier:
     """Nothing but the hot log: what that has dropped or what was forged there stops a consumer."""
 
     def __init__(
-        self, consumer: str, source: Source, pin: Pin, seen: Bounds, hot_log: HotLog
+        self,
+        consumer: str,
+        source: Source,
+        pin: Pin,
+        seen: Bounds,
+        hot_log: HotLog,
+        *,
+        cold_tier: ColdTier | None,
     ) -> None:
         keys = source.keys
         assert keys is not None, "without its keys nothing of a hot log can be trusted"
@@ -232,6 +241,7 @@ class NoWarmTier:
         self._pin = pin
         self._head = seen.head
         self._hot_log = hot_log
+        self._cold_tier = cold_tier
 
     def origin(self) -> str | None:
         """The pinned database; at the first read the one that wrote the hot log."""
@@ -246,7 +256,7 @@ class NoWarmTier:
         return self._given_keys
 
     def head(self) -> int:
-        """The last position that the hot log has ever shown."""
+        """The last position that the hot log, or the archive, has ever shown."""
         return self._head
 
     def read(self, after: int, count: int) -> list[tuple[int, str]]:  # noqa: ARG002 - the protocol's
@@ -261,7 +271,7 @@ class NoWarmTier:
     def bounds(self) -> Bounds:
         """What the hot log holds."""
         record = self._peek()
-        self._head = max(self._head, self._last())
+        self._head = max(self._head, self._last(), self._last_archived())
         if record is None:
             # Empty: new, or lost a moment ago. What was seen before says which.
             return Bounds(self._head + 1, self._head)
@@ -292,6 +302,14 @@ class NoWarmTier:
         """The last position, if the producer has signed it: anybody may write a higher one."""
         last = self._hot_log.last(self._stream_name) or 0
         return last if any(self._valid(self._read_hot(max(0, last - 1), 1))) else 0
+
+    def _last_archived(self) -> int:
+        """What is archived was given out, also where the hot log is lost and nobody fills it."""
+        # What cannot be read is told by whoever needs it.
+        with suppress(ArchiveDamaged, ServerUnavailable, ServerUnsuitable):
+            bounds = None if self._cold_tier is None else self._cold_tier.bounds()
+            return 0 if bounds is None else bounds[1]
+        return 0
 
     def _read_hot(self, after: int, count: int) -> list[tuple[int, bytes]]:
         return self._hot_log.read(self._stream_name, after=after, count=count, wait_seconds=0.0)

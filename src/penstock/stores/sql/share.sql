@@ -15,7 +15,7 @@ SELECT format(statement, %(schema)s::text, %(role)s::text, current_database())
        'GRANT CONNECT ON DATABASE %%3$I TO %%2$I;',
        'GRANT USAGE ON SCHEMA %%1$I TO %%2$I;',
        'GRANT SELECT ON %%1$I.outbox_event, %%1$I.stream, %%1$I.hole, %%1$I.origin, '
-       '%%1$I.mac_key TO %%2$I;',
+       '%%1$I.mac_key, %%1$I.data_key TO %%2$I;',
        'GRANT EXECUTE ON FUNCTION %%1$I.entry(%%1$I.outbox_event, uuid), '
        '%%1$I.hole_entry(%%1$I.hole, uuid), '
        '%%1$I.read_entries(text, bigint, integer) TO %%2$I;',
