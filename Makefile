@@ -86,6 +86,10 @@ recovery: $(READY) ## strike processes and servers under load, and measure how s
 brownout: $(READY) ## measure what consumers and senders keep while Redis is down
 	$(BIN)/python -m tests.brownout_drill
 
+.PHONY: history-drill
+history-drill: $(READY) ## read a million archived events, then the outbox, then live ones
+	$(BIN)/python -m tests.history_drill
+
 .PHONY: archive-drill
 archive-drill: $(READY) ## archive a million events, killed at every signal, into a store that fails
 	$(BIN)/python -m tests.archive_drill
