@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from penstock.core.transaction_control import Control, find_control
 from penstock.errors import CommitInTransactionError, ServerUnavailable
@@ -207,6 +209,77 @@ def test_a_rollback_followed_by_writes_and_a_commit_leaves_nothing(bench: Workbe
     (failure, *_) = failures_of(bench, rolls_back_writes_and_commits)
     assert "InTransactionError" in failure.error
     assert bench.rows("SELECT n FROM stray") == []
+
+
+# ── what fails by itself ───────────────────────────────────────────────────────────────────────
+
+
+class Base(DeclarativeBase): ...
+
+
+class Invoice(Base):
+    __tablename__ = "invoice"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+def adds_what_is_there(event: Placed, session: Session) -> None:
+    session.add(Invoice(number=1))
+
+
+def flushes_what_is_there(event: Placed, session: Session) -> None:
+    session.add(Invoice(number=1))
+    session.flush()
+
+
+def swallows_what_the_flush_says(event: Placed, session: Session) -> None:
+    with suppress(IntegrityError):
+        flushes_what_is_there(event, session)
+
+
+def meets_it_in_a_query(event: Placed, session: Session) -> None:
+    session.add(Invoice(number=1))
+    session.execute(select(Invoice)).all()
+
+
+async def adds_what_is_there_async(event: Placed, session: AsyncSession) -> None:
+    session.add(Invoice(number=1))
+    await session.flush()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        adds_what_is_there,
+        flushes_what_is_there,
+        swallows_what_the_flush_says,
+        meets_it_in_a_query,
+        adds_what_is_there_async,
+    ],
+)
+def test_a_flush_that_fails_says_why(bench: Workbench, handler: Any) -> None:
+    """SQLAlchemy rolls back after it, which is nobody's misdeed."""
+    bench.connection.execute("CREATE TABLE invoice (number integer PRIMARY KEY)")
+    bench.connection.execute("INSERT INTO invoice VALUES (1)")
+    (failure, *_) = failures_of(bench, handler)
+    assert failure.error.startswith("IntegrityError")
+    assert "invoice_pkey" in failure.error
+    assert bench.settled() == [(1, "parked")]
+
+
+def test_a_flush_that_fails_in_a_savepoint_harms_nobody(bench: Workbench) -> None:
+    bench.connection.execute("CREATE TABLE invoice (number integer PRIMARY KEY)")
+    bench.connection.execute("INSERT INTO invoice VALUES (1)")
+
+    def handler(event: Placed, session: Session) -> None:
+        with suppress(IntegrityError), session.begin_nested():
+            session.add(Invoice(number=1))
+        session.execute(text("INSERT INTO effect VALUES (1)"))
+
+    bench.send(3)
+    bench.publish()
+    run_until_idle(bench.consumer(handler))
+    assert bench.settled() == [(1, "handled"), (2, "handled"), (3, "handled")]
+    assert bench.rows("SELECT count(*) FROM effect") == [3]
 
 
 # ── the server's own refusal, with the client's guard out of the way ───────────────────────────

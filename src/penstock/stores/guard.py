@@ -24,11 +24,15 @@ from penstock.errors import CommitInTransactionError, HandlerError, RollbackInTr
 class Guard:
     """Whether a connection is lent out, and what its borrower tried."""
 
-    __slots__ = ("is_active", "violation")
+    __slots__ = ("is_active", "is_flushing", "is_undone", "violation")
 
     def __init__(self) -> None:
         self.is_active = False
-        self.violation: HandlerError | None = None
+        self.is_flushing = False
+        self.is_undone = False
+        """Whether a flush has failed outside of a savepoint: SQLAlchemy gives all of it up then."""
+        self.violation: Exception | None = None
+        """What the borrower must not have done, or what has failed; nothing can mend it."""
 
     def refuse(self, control: Control, what: str) -> NoReturn:
         """Refuse to end the transaction, and remember: the handler may swallow the error."""
@@ -48,6 +52,25 @@ class Guard:
         # The first is the cause; what clean-up code tries afterwards is not.
         self.violation = self.violation or refusal
         raise refusal
+
+    def roll_back(self) -> None:
+        """Refuse, but for a flush that failed: its own error says what happened."""
+        if not self.is_flushing:
+            self.refuse(Control.ROLLBACK, "connection.rollback()")
+        self.is_undone = True
+
+    @contextmanager
+    def flushing(self) -> Iterator[None]:
+        """A session writes what it has gathered; remembers why, if it cannot."""
+        self.is_flushing, self.is_undone = True, False
+        try:
+            yield
+        except Exception as error:
+            if self.is_undone:
+                self.violation = self.violation or error
+            raise
+        finally:
+            self.is_flushing = False
 
     def check(self, query: Query, connection: Any) -> None:
         """Refuse SQL text that ends the transaction."""
@@ -117,8 +140,9 @@ class GuardedConnection(psycopg.Connection[Any]):
     def rollback(self) -> None:
         """Roll back, unless lent out."""
         if self.guard.is_active:
-            self.guard.refuse(Control.ROLLBACK, "connection.rollback()")
-        super().rollback()
+            self.guard.roll_back()
+        else:
+            super().rollback()
 
     def close(self) -> None:
         """Close, unless lent out. A broken connection has nothing left to protect."""
@@ -155,8 +179,9 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
     async def rollback(self) -> None:
         """Roll back, unless lent out."""
         if self.guard.is_active:
-            self.guard.refuse(Control.ROLLBACK, "connection.rollback()")
-        await super().rollback()
+            self.guard.roll_back()
+        else:
+            await super().rollback()
 
     async def close(self) -> None:
         """Close, unless lent out. A broken connection has nothing left to protect."""
@@ -166,6 +191,7 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
 
 
 _GUARD = "penstock_guard"
+_FLUSH = "flush"
 _REFUSED_METHODS = {
     "commit": Control.COMMIT,
     "rollback": Control.ROLLBACK,
@@ -177,14 +203,20 @@ def guard_session(session: Session, guard: Guard) -> None:
     """Refuse commit, rollback and close of a lent session; savepoints stay welcome."""
     for method, control in _REFUSED_METHODS.items():
         setattr(session, method, partial(guard.refuse, control, f"session.{method}()"))
+    setattr(session, _FLUSH, partial(_flush, session, guard))
     session.info[_GUARD] = guard
 
 
 def unguard_session(session: Session) -> None:
     """Take a lent session back."""
     del session.info[_GUARD]
-    for method in _REFUSED_METHODS:
+    for method in (*_REFUSED_METHODS, _FLUSH):
         delattr(session, method)
+
+
+def _flush(session: Session, guard: Guard, objects: Any = None) -> None:
+    with guard.flushing():
+        type(session).flush(session, objects)
 
 
 def _refuse_outermost(session: Session) -> None:
