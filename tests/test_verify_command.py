@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.cli import verify as command
+from penstock.cli import looking
 from penstock.cli.output import console
 from penstock.core.settings import DAY_SECONDS, Settings
 from penstock.errors import RetryableError
@@ -125,7 +125,7 @@ def test_whoever_interrupts_it_is_not_told_that_something_is_wrong(
     def interrupted() -> Iterator[Any]:
         yield lambda: True
 
-    monkeypatch.setattr(command, "interruptible", interrupted)
+    monkeypatch.setattr(looking, "interruptible", interrupted)
     assert "Interrupted" in penstock("verify", code=130).stderr
 
 

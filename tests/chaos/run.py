@@ -38,7 +38,7 @@ VERIFY_PART = 0.1
 BEGUN_SECONDS = 60.0
 ADDED_AFTER = 0.6
 LOOK_SECONDS = 1.0
-BEHIND_MAX = 5_000
+BEHIND_MAX = 20_000
 """A consumer that is further behind is waited for: a heap that only grows proves little."""
 LONGER_FACTOR = 2.5
 """A run whose events are too few by then goes on, up to so many times as long."""

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_options import EXIT_INTERRUPTED, interruptible
+from penstock.cli.looking import steps_shown
 from penstock.cli.output import (
     confirm,
     console,
-    error_console,
     print_error,
     print_json,
-    print_note,
     table,
 )
 from penstock.errors import ServerUnavailable, UsageError
 from penstock.ops.archive import (
     ArchiveProof,
-    OnStep,
     StreamArchiveState,
     forget_archiver,
     read_archives,
@@ -75,7 +69,7 @@ def verify(context: typer.Context, stream: Stream = None, json_output: Json = Fa
     invocation = invocation_of(context)
     settings = invocation.settings
     try:
-        with invocation.connect("archive") as connection, _progress() as show:
+        with invocation.connect("archive") as connection, steps_shown() as show:
             archives = read_archives(connection, settings, stream)
             proofs = [verify_archive(connection, settings, each, show) for each in archives]
     except ServerUnavailable as error:
@@ -143,29 +137,6 @@ def _range(place: str, first: int | None, last: int | None) -> tuple[str, int, i
     if not 1 <= first <= last:
         raise UsageError("Positions begin at 1, and the first is not behind the last.")
     return place, first, last
-
-
-@contextmanager
-def _progress() -> Iterator[OnStep]:
-    """A bar on a terminal; Ctrl-C ends between two objects."""
-    with (
-        interruptible() as is_interrupted,
-        Progress(
-            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
-            console=error_console,
-            transient=True,
-            disable=not error_console.is_terminal,
-        ) as bar,
-    ):
-        task = bar.add_task("", total=None)
-
-        def show(stream_name: str, done: int, total: int) -> None:
-            bar.update(task, description=stream_name, completed=done, total=total)
-            if is_interrupted():
-                print_note("Interrupted. Nothing was changed; begin again whenever you like.")
-                raise typer.Exit(EXIT_INTERRUPTED)
-
-        yield show
 
 
 def _tell(proofs: list[ArchiveProof]) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import psycopg
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock.cli.invocation import Invocation, invocation_of
-from penstock.cli.letter_options import EXIT_INTERRUPTED, Consumer, Json, interruptible
-from penstock.cli.output import console, error_console, print_error, print_json, print_note
+from penstock.cli.letter_options import Consumer, Json
+from penstock.cli.looking import steps_shown
+from penstock.cli.output import console, print_error, print_json, print_note
 from penstock.core.books import Anomaly, ConsumerBooks
 from penstock.core.settings import Settings
 from penstock.errors import ServerUnavailable
@@ -61,23 +61,13 @@ def _verified(
     with (
         invocation.connect("verify") as connection,
         _tiers(settings, hot_log=hot_log) as tiers,
-        interruptible() as is_interrupted,
-        Progress(
-            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
-            console=error_console,
-            transient=True,
-            disable=not error_console.is_terminal,
-        ) as bar,
+        steps_shown() as show,
     ):
-        task = bar.add_task("", total=None)
 
-        def show(step: Step) -> None:
-            bar.update(task, description=step.what, completed=step.done, total=step.total)
-            if is_interrupted():
-                print_note("Interrupted. Nothing was changed; begin again whenever you like.")
-                raise typer.Exit(EXIT_INTERRUPTED)
+        def tell(step: Step) -> None:
+            show(step.what, step.done, step.total)
 
-        return Verify(connection, settings, tiers=tiers, on_step=show).run(stream, consumer)
+        return Verify(connection, settings, tiers=tiers, on_step=tell).run(stream, consumer)
 
 
 @contextmanager
