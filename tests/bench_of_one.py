@@ -50,9 +50,14 @@ class Workbench:
         self.connection.close()
 
     def hot_log(self) -> HotLog:
-        if self.settings.redis_url is None:
+        settings = self.settings
+        if settings.redis_url is None:
             return NoHotLog(self.announcements)
-        return RedisLog(self.settings.redis_url, bytes_max=self.settings.hot_log_bytes_max)
+        return RedisLog(
+            settings.redis_url,
+            length_max=settings.hot_log_length_max,
+            bytes_max=settings.hot_log_bytes_max,
+        )
 
     def send(self, count: int = 1, *, stream: str = "orders", event_type: str = "placed") -> None:
         self.connection.execute(
