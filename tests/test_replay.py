@@ -149,14 +149,15 @@ def test_a_range_is_delivered_again_and_leaves_nothing_but_a_record(
     shop: Shop, penstock: Penstock
 ) -> None:
     before = shop.ask(LEASES)
-    done = penstock(*START, "--from", "11", "--to", "30")
-    assert f"{NAME} is finished: 20 handled, 0 skipped, 0 parked, 0 dead" in done.stdout
-    assert shop.handled() == list(range(11, 31))
+    # It ends within a batch.
+    done = penstock(*START, "--from", "11", "--to", "28")
+    assert f"{NAME} is finished: 18 handled, 0 skipped, 0 parked, 0 dead" in done.stdout
+    assert shop.handled() == list(range(11, 29))
     assert shop.ask("SELECT DISTINCT is_replay FROM effect") == [(True,)]
     assert all(positions == sorted(positions) for positions in shop.by_key())
     assert shop.ask(LEASES) == before
     assert shop.rows_of_replays() == 0
-    assert shop.record() == (CONSUMER, NAME, 20, 0, "done")
+    assert shop.record() == (CONSUMER, NAME, 18, 0, "done")
     assert json.loads(penstock(*REPLAY, "list", "--json").stdout) == []
 
 
