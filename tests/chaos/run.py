@@ -116,8 +116,10 @@ def run(plan: Plan, folder: Path) -> Report:
             _wait_until_begun(world, hosts)
             with Watch(lambda: world.direct_database_url, STREAM) as watch:
                 armoury.arm()
+                started_at = time.monotonic()
                 with Shift(hosts) as shift:
                     nemesis = _disturb(Chaos(world, hosts), plan, folder)
+                seconds = time.monotonic() - started_at
                 hosts.calm_down()
                 hosts.stop_senders()
                 checker = Checker(world, folder, hosts.operator, names=hosts.consumer_names)
@@ -129,7 +131,7 @@ def run(plan: Plan, folder: Path) -> Report:
         verdict = replace(verdict, faults=(*verdict.faults, *probes.run()))
     return Report(
         seed=plan.seed,
-        seconds=plan.seconds,
+        seconds=seconds,
         profile=plan.profile,
         command=plan.command,
         faults=_injected(nemesis, armoury.log),
