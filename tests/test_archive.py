@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,8 +21,9 @@ from penstock.errors import (
     ServerUnsuitable,
     SettingsError,
 )
+from penstock.pipeline import stream_archive
 from penstock.pipeline.janitor import Janitor
-from penstock.stores import objects
+from penstock.stores import archive_manifest, objects
 from penstock.stores.cold_tier import ColdTier, own_cold_tier, source_cold_tier
 from penstock.stores.objects import ObjectStore, open_store
 from penstock.telemetry import signals
@@ -255,6 +257,27 @@ def test_an_archiver_that_stood_still_records_nothing_after_its_successor(
     assert lost
     assert ranges(settings) == [(1, 10), (11, 20)]
     assert read_all(tiers()[1]) == warm_rows(settings.database_url)
+
+
+def test_an_archiver_that_stood_still_hides_nothing_that_its_successor_has_listed(
+    settings: Settings, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(settings, 20)
+    late = ArchiveWorker(settings)
+    write = archive_manifest.write_manifest
+
+    def write_late(*listed: Any) -> None:
+        monkeypatch.setattr(stream_archive, "write_manifest", write)
+        expire(settings.database_url)
+        with archiver(settings) as successor:
+            successor.archive_all()
+        assert tiers()[1].bounds() == (1, 20)
+        write(*listed)
+
+    monkeypatch.setattr(stream_archive, "write_manifest", write_late)
+    late.step()
+    late.close()
+    assert tiers()[1].bounds() == (1, 20)
 
 
 def test_the_fence_refuses_a_plan_of_another_term(settings: Settings) -> None:

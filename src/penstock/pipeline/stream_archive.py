@@ -117,10 +117,17 @@ class StreamArchive:
         """List what is archived, for readers without the database."""
         # First the keys: whoever finds an object listed can also open what is in it.
         self._bench.keys.refresh(self._bench.connection, [self.stream_name])
-        objects = self._bench.table.objects(self._bench.connection, self.stream_name)
-        write_manifest(self._bench.store, self.stream_name, objects)
+        listed: list[ArchivedObject] | None = None
+        # Looked at again behind each write: who stood still before it has hidden what a successor
+        # listed meanwhile, and nobody else might ever list it again.
+        while (objects := self._objects()) != listed:
+            write_manifest(self._bench.store, self.stream_name, objects)
+            listed = objects
         self.is_manifest_due = False
         emit(signals.ManifestWritten(self.stream_name, len(objects)))
+
+    def _objects(self) -> list[ArchivedObject]:
+        return self._bench.table.objects(self._bench.connection, self.stream_name)
 
     def drop_object(self) -> None:
         """Keep the plan and forget its bytes: they are made again when they are needed."""
