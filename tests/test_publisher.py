@@ -683,6 +683,19 @@ def test_an_idle_publisher_notices_a_foreign_entry(settings: Settings, client: A
     assert_published(settings, 3)
 
 
+def test_a_loss_that_nobody_needs_filled_in_is_told_once(settings: Settings, client: Any) -> None:
+    with worker(settings) as publisher, told(signals.HotLogLost) as losses:
+        send(settings.database_url, "orders", 3)
+        publisher.publish_all()
+        client.flushdb()
+        for _ in range(3):
+            publisher.publish_all()
+        assert len(losses) == 1
+        send(settings.database_url, "orders", 1)
+        publisher.publish_all()
+    assert hot_ids(settings.redis_url or "", "orders") == ids(4, 4)
+
+
 def test_another_databases_log_is_left_alone(settings: Settings, client: Any) -> None:
     foreign = {"origin": str(uuid4()), "term": 1, "base": 0}
     client.hset("penstock:{orders}:meta", mapping=foreign)

@@ -176,10 +176,12 @@ class ModelHotLog:
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:  # noqa: ARG002
         server = self._arrive("last")
+        base = None
         if server.meta is not None and fence is not None and _is_same(server.meta.fence, fence):
             server.meta = server.meta._replace(seen=server.machine.now)
+            base = server.meta.base
         self._answer()
-        return server.tail()
+        return server.tail() if server.entries else base
 
     def trim(self, stream_name: str, *, through: int) -> int:  # noqa: ARG002
         server = self._arrive("trim")

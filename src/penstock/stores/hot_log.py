@@ -84,7 +84,10 @@ class HotLog(Protocol):
         """
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
-        """The last position; None where the log is empty. A publisher shows that it is there."""
+        """The last position; None where the log is empty.
+
+        A publisher shows that it is there, and learns where an empty log of its term begins.
+        """
 
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""

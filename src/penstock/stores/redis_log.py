@@ -132,7 +132,10 @@ class RedisLog:
         return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
-        """The last position; None where the log is empty. A publisher shows that it is there."""
+        """The last position; None where the log is empty.
+
+        A publisher shows that it is there, and learns where an empty log of its term begins.
+        """
         if not self._is_checked:
             self.check()
         keys = [self._log_key(stream_name), self._meta_key(stream_name)]
@@ -213,7 +216,7 @@ class RedisLog:
 
     def _translated(self, error: redis.RedisError, stream_name: str | None) -> PenstockError:
         reply = str(error)
-        if isinstance(error, _PASSING) or any(code in reply for code in _PASSING_CODES):
+        if is_passing(error):
             return ServerUnavailable(
                 f"Redis at {self._address} accepts nothing for now: {reply} Nothing was lost; "
                 "events wait in PostgreSQL."
@@ -224,6 +227,12 @@ class RedisLog:
                 "Penstock's. Nothing was touched; remove it, or set another redis_prefix."
             )
         return ServerUnsuitable(f"Redis at {self._address} refuses: {reply}")
+
+
+def is_passing(error: redis.RedisError) -> bool:
+    """Whether a server refuses for now what it will accept later."""
+    reply = str(error)
+    return isinstance(error, _PASSING) or any(code in reply for code in _PASSING_CODES)
 
 
 def _words(fence: Fence) -> tuple[str, str, int]:
