@@ -13,12 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import psycopg
+import redis
 
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease, consumer_role
 from penstock.core.mac import MacKeys
+from penstock.core.settings import Settings
 from penstock.core.wire import Entry, decode_body, decode_entry, encode_entry
 from penstock.errors import LeaseLost, MalformedEntry
+from penstock.pipeline.publisher import Publisher
+from penstock.runtime.leases import LeaseKeeper
 from penstock.stores.hot_log import Fence
 from penstock.stores.inbox import Inbox
 from penstock.stores.leases import LeaseTable
@@ -31,6 +35,7 @@ from tests.waiting import SOON_SECONDS, wait_until
 
 STREAM = "probe"
 CONSUMER = "probe.consumer"
+PATIENCE_SECONDS = 10.0
 ORIGIN, DATABASE = "probe", "1/1/00000001"
 KEYS = MacKeys.parse("probe:" + "00" * 32)
 
@@ -50,6 +55,7 @@ class Probes:
         for probe in (
             self._log_refuses_former_terms,
             self._log_skips_what_it_has,
+            self._idle_log_is_refilled,
             self._numbering_is_one_at_a_time,
             self._fence_refuses,
             self._seal_refuses,
@@ -78,6 +84,36 @@ class Probes:
             if (last := append(5, 2, 4)) != 4:
                 return f"a batch that overlaps leads to {last} instead of 4"
             return None
+
+    def _idle_log_is_refilled(self) -> str | None:
+        """What is lost while nobody sends anything, so that no append can come upon it."""
+        settings = Settings(
+            database_url=self._database_url, redis_url=self._redis_url, redis_prefix="probe-idle"
+        )
+        with self._connect() as connection:
+            # Only what somebody has still to read is filled in again.
+            self._leases.ensure(connection, STREAM, consumer_role(CONSUMER), checkpoint=0)
+            _send(connection, 3)
+        keeper = LeaseKeeper(settings)
+        publisher = Publisher(
+            settings, keeper, RedisLog(self._redis_url, prefix=settings.redis_prefix)
+        )
+
+        def holds_all() -> bool:
+            if publisher.step().is_idle:
+                publisher.wait(threading.Event())
+            return bool(server.xlen(f"{settings.redis_prefix}:{{{STREAM}}}:log"))
+
+        with redis.Redis.from_url(self._redis_url) as server, closing(publisher):
+            wait_until(holds_all, what="the log is filled")
+            server.delete(*server.keys(f"{settings.redis_prefix}:*"))
+            try:
+                wait_until(holds_all, what="the log is filled again", seconds=PATIENCE_SECONDS)
+            except AssertionError:
+                return "what the hot log lost while nobody sent anything is not filled in again"
+            finally:
+                keeper.close()
+        return None
 
     @contextmanager
     def _log(self) -> Iterator[Callable[[int, int, int], int]]:
