@@ -14,7 +14,8 @@ CODE := src tests $(wildcard benchmarks) $(wildcard examples)
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
 # The parts of pyproject.toml that the lock pins: the core always, and these.
-LOCKED := --extra embedded --extra archive --extra crypto --extra aws --group dev --group build
+LOCKED := --extra embedded --extra archive --extra crypto --extra aws --extra otel --group dev \
+	--group build --group interop
 COMPILE := uv --system-certs pip compile --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --no-emit-find-links
 
@@ -94,6 +95,26 @@ history-drill: $(READY) ## read a million archived events, then the outbox, then
 archive-drill: $(READY) ## archive a million events, killed at every signal, into a store that fails
 	$(BIN)/python -m tests.archive_drill
 
+.PHONY: timer-drill
+timer-drill: $(READY) ## fire 100,000 timers with schedulers killed, stopped, and with wrong clocks
+	$(BIN)/python -m tests.timer_drill
+	$(BIN)/python -m tests.timer_drill --timers 20000 --seconds 20 --skew
+	$(BIN)/python -m tests.timer_races_drill
+
+.PHONY: redis-timer-drill
+redis-timer-drill: $(READY) ## handle 100,000 Redis timers with workers killed, stopped, and with wrong clocks
+	$(BIN)/python -m tests.redis_timer_drill
+	$(BIN)/python -m tests.redis_timer_drill --timers 20000 --once
+	$(BIN)/python -m tests.redis_timer_drill --timers 20000 --seconds 20 --skew
+
+.PHONY: alert-drill
+alert-drill: $(READY) ## bring about what each alert is for, and see it fire, alone, and end
+	$(BIN)/python -m tests.alert_drill
+
+.PHONY: scale-drill
+scale-drill: $(READY) ## time status and a scrape at a hundred streams with ten consumers each
+	$(BIN)/python -m tests.scale_drill
+
 .PHONY: mountain
 mountain: $(READY) ## work off ten million events: memory, lag query, speed; takes 25 GB of disk
 	$(BIN)/python -m tests.mountain_drill
@@ -127,6 +148,10 @@ bench: $(READY) ## measure throughput and latency
 .PHONY: bench-cleanup
 bench-cleanup: $(READY) ## measure what cleanup costs the line, at ten million rows
 	$(BIN)/python -m benchmarks.cleanup --rows 10000000
+
+.PHONY: docs
+docs: $(READY) ## write the pages that are made from the code
+	$(BIN)/python -m tests.signal_docs
 
 .PHONY: format
 format: $(READY) ## format the code and fix what can be fixed

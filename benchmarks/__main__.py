@@ -18,9 +18,12 @@ from benchmarks.decoding import opened_decoding
 from benchmarks.latency import opened_latencies
 from benchmarks.processes import opened_processes
 from benchmarks.publishers import opened_publishers
+from benchmarks.redis_timers import opened_redis_timers
 from benchmarks.report import Claim, Result, Round, table
 from benchmarks.scale import FULL, QUICK, Scale
 from benchmarks.senders import opened_senders
+from benchmarks.telemetry import opened_telemetry
+from benchmarks.timers import opened_timers
 
 ROUNDS = 5
 
@@ -45,6 +48,9 @@ GROUPS: Sequence[tuple[str, Open]] = (
     ("processes", opened_processes),
     ("decode", opened_decoding),
     ("archive", opened_archiving),
+    ("telemetry", opened_telemetry),
+    ("timers", opened_timers),
+    ("redis", opened_redis_timers),
 )
 
 

@@ -22,6 +22,10 @@ class Scale:
     split: int
     decoded: int
     archived: int
+    timers: int
+    timers_pending: int
+    redis_timers: int
+    redis_timers_pending: int
 
 
 FULL = Scale(
@@ -38,6 +42,10 @@ FULL = Scale(
     split=40_000,
     decoded=50_000,
     archived=250_000,
+    timers=1_000,
+    timers_pending=1_000_000,
+    redis_timers=2_000,
+    redis_timers_pending=1_000_000,
 )
 # Enough to see that everything runs and that both sides do the same; too little to be a measure.
 QUICK = Scale(
@@ -54,4 +62,8 @@ QUICK = Scale(
     split=1_000,
     decoded=2_000,
     archived=1_000,
+    timers=100,
+    timers_pending=5_000,
+    redis_timers=100,
+    redis_timers_pending=5_000,
 )

@@ -528,11 +528,23 @@ def test_claims_go_after_their_retention_in_batches(books: Books, settings: Sett
         janitor(replace(settings, cleanup_batch_size=10)) as stage,
         told(signals.RowsPruned) as rounds,
     ):
-        steps = [stage.step().moved for _ in range(7)]
-        assert steps == [0, 0, 10, 10, 5, 0, 0]
+        steps = [stage.step().moved for _ in range(8)]
+        assert steps == [0, 0, 10, 10, 5, 0, 0, 0]
     assert rounds == [signals.RowsPruned("inbox_event", 25)]
     assert books.claims_left() == 5
     assert tidy(replace(settings, inbox_retention_days=29.98)) == 5
+
+
+def test_trails_go_after_the_retention_in_batches(books: Books, settings: Settings) -> None:
+    books.connection.execute(
+        "INSERT INTO events.trail (event_uuid, consumer, stream_name, position, step, noted_at)"
+        " SELECT gen_random_uuid(), 'shop.bill', 'orders', n, 'waited',"
+        "        clock_timestamp() - CASE WHEN n > 20 THEN interval '6.9 days' ELSE '7.1 days' END"
+        "   FROM generate_series(1, 25) AS n"
+    )
+    with told(signals.RowsPruned) as rounds:
+        assert tidy(replace(settings, cleanup_batch_size=10)) == 20
+    assert rounds == [signals.RowsPruned("trail", 20)]
 
 
 def test_a_locked_claim_ends_the_batch_and_nothing_else(books: Books, settings: Settings) -> None:
@@ -566,7 +578,7 @@ def test_an_operation_with_many_events_goes_in_batches(books: Books, settings: S
     books.operation(0, ended_days_ago=29)
     with janitor(replace(settings, cleanup_batch_size=10)) as stage:
         # Settled, effects and the inbox come first. The one without events need not wait.
-        assert [stage.step().moved for _ in range(6)] == [0, 0, 0, 11, 10, 6]
+        assert [stage.step().moved for _ in range(7)] == [0, 0, 0, 0, 11, 10, 6]
     assert (books.operations_left(), books.operation_events_left()) == ([], 0)
 
 
@@ -594,9 +606,9 @@ def test_a_step_is_one_batch_and_a_rest(books: Books, settings: Settings) -> Non
     books.settled(25)
     books.outbox(25)
     with janitor(replace(settings, cleanup_batch_size=10)) as stage:
-        # Of effects, claims and operations there are none; last of all comes who holds what.
-        steps = [stage.step() for _ in range(10)]
-        assert [step.moved for step in steps] == [10, 10, 5, 10, 10, 5, 0, 0, 0, 0]
+        # Of effects, claims, trails and operations there are none; last comes who holds what.
+        steps = [stage.step() for _ in range(11)]
+        assert [step.moved for step in steps] == [10, 10, 5, 10, 10, 5, 0, 0, 0, 0, 0]
         assert all(step.pause_seconds > 0 for step in steps)
         assert stage.step().is_idle
 
@@ -971,7 +983,7 @@ def plans_of(connection: psycopg.Connection[Any], batch_size: int = 500) -> list
     limits: dict[str, Any] = {"retention_days": 7, "batch_size": batch_size}
     settled = Cleanup().prune_settled(connection, since=None, **limits)
     Cleanup().prune_effects(connection, since=None, **limits)
-    Cleanup().prune_inbox(connection, **limits)
+    Cleanup().prune_aged(connection, "inbox_event", **limits)
     outbox = Cleanup().prune_outbox(connection, "orders", after=0, **limits)
     assert (settled.deleted, outbox.deleted) == (batch_size, batch_size)
     return heard

@@ -90,7 +90,7 @@ def test_a_crash_loop_is_quarantined_until_somebody_releases_it(
         assert [crash["exit_code"] for crash in row.crashes] == [3, 3, 3]
         wait_until(lambda: readiness(tmp_path)[0] == 503, what="the supervisor is not ready")
         assert readiness(tmp_path)[1]["reasons"] == ["guilty-1 is quarantined"]
-        assert "supervisor_worker_quarantined 1" in ask(tmp_path, "metrics")[1]
+        assert "supervisor_worker_quarantined_total 1" in ask(tmp_path, "metrics")[1]
         assert "supervisor_workers_quarantined 1" in ask(tmp_path, "metrics")[1]
         assert json.loads(ask(tmp_path, "healthz")[1])["quarantined"] == [GUILTY]
         assert states(tmp_path) == {"guilty-1": "quarantined", "beating": "running"}

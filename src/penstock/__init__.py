@@ -2,9 +2,12 @@
 
 from penstock.app import Pipeline
 from penstock.app.discovery import autodiscover
+from penstock.app.timer_queue import TimerQueue
 from penstock.core.events import Event, RawEvent, StreamEvent
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
+from penstock.core.timer_messages import TimerMessage
+from penstock.core.timers import PendingTimer
 from penstock.errors import (
     AlreadyHandled,
     CommitInTransactionError,
@@ -32,6 +35,7 @@ __all__ = [
     "HandlerTimeout",
     "LockContention",
     "OutcomeUnknown",
+    "PendingTimer",
     "PenstockError",
     "Pipeline",
     "RawEvent",
@@ -39,5 +43,7 @@ __all__ = [
     "RetryableError",
     "RollbackInTransactionError",
     "StreamEvent",
+    "TimerMessage",
+    "TimerQueue",
     "autodiscover",
 ]

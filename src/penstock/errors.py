@@ -26,6 +26,14 @@ class InvalidEvent(UsageError):
     """An event cannot be stored faithfully, so it was not sent."""
 
 
+class InvalidTimer(UsageError):
+    """A timer cannot work as it was asked for; nothing was scheduled."""
+
+
+class TimerExists(UsageError):
+    """There is a timer of that id already, and its caller did not want to replace it."""
+
+
 class UnsafeTransaction(UsageError):
     """What is done through this session or connection would not be atomic with its data."""
 
@@ -168,6 +176,10 @@ class EntryForged(MalformedEntry):
 
 class MacKeyUnknown(MalformedEntry):
     """An entry is signed with a key that the reader does not have, or not yet."""
+
+
+class MalformedTimer(PenstockError):
+    """The payload of a timer in Redis cannot be read, now or ever; no handler gets to see it."""
 
 
 class EmbeddedServersUnavailable(PenstockError):

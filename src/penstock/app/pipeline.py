@@ -19,8 +19,11 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import sessionmaker
 
 from penstock.app.registry import RegisteredConsumer, Registry, Stream, require_stream_name
-from penstock.app.send_surface import SendSurface
 from penstock.app.sources import REDIS_PREFIX, checked_source
+from penstock.app.timer_handlers import TimerHandlers
+from penstock.app.timer_queue import TimerQueue, timer_queue
+from penstock.app.timer_surface import TimerSurface
+from penstock.app.timer_workers import TimerWorkers
 from penstock.app.workers import Workers
 from penstock.core.contract_schema import contract_of
 from penstock.core.events import Event
@@ -49,6 +52,7 @@ from penstock.stores.contracts import require_kept
 from penstock.stores.postgres import connect, connect_arguments, sqlalchemy_url
 from penstock.stores.queries import DEFAULT_SCHEMA
 from penstock.stores.stream_keys import StreamKeys
+from penstock.telemetry import tracing
 from penstock.telemetry.bus import subscribe
 from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
 
@@ -57,7 +61,7 @@ SignalT = TypeVar("SignalT", bound=Signal)
 TroubleSignal = EventBuried | KeyHeld | KeyBacklogged
 
 
-class Pipeline(SendSurface):
+class Pipeline(TimerHandlers, TimerSurface):
     """Sends events in your transactions and has them handled exactly once."""
 
     def __init__(
@@ -109,6 +113,11 @@ class Pipeline(SendSurface):
         )
         watch(engine.sync_engine)
         return engine
+
+    @cached_property
+    def timers(self) -> TimerQueue:
+        """Timers in Redis, for callers without a session."""
+        return timer_queue(self.settings)
 
     @cached_property
     def _sender(self) -> Sender:
@@ -272,7 +281,8 @@ class Pipeline(SendSurface):
         pulse: Pulse | None = None,
     ) -> None:
         """Work in this process until stopped: `publisher`, `consumer:{name}`."""
-        self._workers().run(roles, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
+        with tracing.exported(self.name):
+            self._workers().run(roles, stop, worker_id, deployed_at=deployed_at, pulse=pulse)
 
     def run_replay(
         self,
@@ -286,7 +296,8 @@ class Pipeline(SendSurface):
         `on_look` is told now and then, in another thread, how far it is.
         """
         consumer = self._registry.named(replay.original)
-        self._workers().run_replay(replay, consumer, stop, on_look=on_look)
+        with tracing.exported(self.name):
+            self._workers().run_replay(replay, consumer, stop, on_look=on_look)
 
     def rehearse(self, consumer: str, entry: Entry) -> Rehearsal:
         """Try the handler of an exactly-once consumer, by its full name, on an event.
@@ -312,4 +323,11 @@ class Pipeline(SendSurface):
             sources=self._registry.sources,
             session_factory=self._session_factory,
             around=self._around,
+            timers=TimerWorkers(
+                self.settings,
+                self.timer_handlers,
+                open_store=self._open_timer_store,
+                session_factory=self._session_factory,
+                around=self._around,
+            ),
         )

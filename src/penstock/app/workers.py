@@ -14,18 +14,19 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import sessionmaker
 
 from penstock.app.handler_sends import HandlerSends
 from penstock.app.hot_logs import HotLogs
 from penstock.app.key_sources import KeySources
 from penstock.app.registry import RegisteredConsumer
-from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER
+from penstock.app.timer_workers import TimerWorkers
+from penstock.app.worker_connections import SessionFactory, open_worker_connection
+from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER, TIMERS
 from penstock.core.replays import Replay, ReplayProgress
 from penstock.core.require import require
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
+from penstock.core.timer_options import ROLE_PREFIX as TIMER_PREFIX
 from penstock.core.wire import Entry
 from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.admission import require_admitted
@@ -39,18 +40,19 @@ from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.rehearsal import Rehearsal, RehearsalRoom
 from penstock.pipeline.replaying import ReplayWatch
 from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.timekeeper import Timekeeper
 from penstock.runtime.crew import Crew
 from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Stage
 from penstock.runtime.time_limit import TimeLimit
-from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.control_connection import ControlConnection
 from penstock.stores.replays import Replays
 from penstock.stores.stream_keys import StreamKeys
-from penstock.stores.worker_connection import SyncWorkerConnection, WorkerConnection
+from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import failpoints, signals
 from penstock.telemetry.bus import emit
+from penstock.telemetry.logs import withhold_errors_of
 
 CONSUMER_PREFIX = "consumer:"
 GARBAGE_THRESHOLDS = (50_000, 20, 100)
@@ -79,8 +81,9 @@ class Workers:
         consumers: Mapping[str, RegisteredConsumer],
         *,
         sources: Mapping[str, Source],
-        session_factory: sessionmaker[Any] | async_sessionmaker[Any] | None,
+        session_factory: SessionFactory,
         around: Callable[[], AbstractContextManager[Any]],
+        timers: TimerWorkers | None = None,
     ) -> None:
         require(
             settings.dead_letter_stream not in sources,
@@ -92,6 +95,7 @@ class Workers:
         self._sources = sources
         self._session_factory = session_factory
         self._around = around
+        self._timers = timers
         self._hot_logs = HotLogs(settings)
 
     def check_hot_log(self) -> None:
@@ -179,6 +183,8 @@ class Workers:
             return self._open_publisher
         if role == JANITOR:
             return self._open_janitor
+        if role == TIMERS:
+            return lambda _around, _stop, _in_handler: Timekeeper(self._settings)
         if role == ARCHIVER:
             require(
                 self._settings.archive_url is not None,
@@ -186,10 +192,15 @@ class Workers:
                 "the path of a folder.",
             )
             return self._open_archiver
+        if role.startswith(TIMER_PREFIX) and self._timers is not None:
+            timer = self._timers.named(role.removeprefix(TIMER_PREFIX))
+            timers = self._timers
+            return lambda around, _stop, _in_handler: timers.open(timer, around.keeper.control.get)
         name = role.removeprefix(CONSUMER_PREFIX)
         if not role.startswith(CONSUMER_PREFIX):
             raise UsageError(
-                f"There is no role {role!r}: write publisher, archiver, janitor or consumer:NAME."
+                f"There is no role {role!r}: write publisher, timers, archiver, janitor, "
+                "consumer:NAME or timer:TOPIC."
             )
         if name not in self._consumers:
             known = ", ".join(self._consumers) or "none"
@@ -234,7 +245,9 @@ class Workers:
         control = around.keeper.control.get
         stream_name = consumer.options.stream_name
         source = self._sources.get(stream_name)
-        require_admitted(consumer.identity, stream_name, self._settings, control(), source)
+        policy = require_admitted(consumer.identity, stream_name, self._settings, control(), source)
+        if policy is not None and not policy.is_open:
+            withhold_errors_of(consumer.name)
         consuming = Consuming(
             name=consumer.name,
             options=consumer.options,
@@ -296,14 +309,11 @@ class Workers:
             control.close()
 
     def _open_worker(self, consumer: RegisteredConsumer) -> WorkerConnection:
-        factory = self._session_factory
-        url, application = self._settings.database_url, f"penstock {consumer.name}"
-        if consumer.plan.is_async:
-            return AsyncWorkerConnection(
-                url, application, factory if isinstance(factory, async_sessionmaker) else None
-            )
-        return SyncWorkerConnection(
-            url, application, factory if isinstance(factory, sessionmaker) else None
+        return open_worker_connection(
+            self._settings.database_url,
+            consumer.name,
+            is_async=consumer.plan.is_async,
+            factory=self._session_factory,
         )
 
 

@@ -13,6 +13,8 @@ from penstock.cli import (
     consumers,
     dead_letters,
     demonstration,
+    doctor,
+    journey,
     migrating,
     parked,
     policy,
@@ -25,6 +27,8 @@ from penstock.cli import (
     settings,
     status,
     streams,
+    timers,
+    top,
     verify,
 )
 from penstock.cli.invocation import Invocation
@@ -80,7 +84,10 @@ application.command("work", hidden=True)(running.work)
 application.command("migrate")(migrating.migrate)
 application.command("send")(sending.send)
 application.command("status")(status.status)
+application.command("top")(top.top)
 application.command("verify")(verify.verify)
+application.command("doctor")(doctor.doctor)
+application.command("journey")(journey.journey)
 application.add_typer(archive.application, name="archive")
 application.add_typer(consumers.application, name="consumers")
 dead_letters.application.command("redrive")(redriving.command)
@@ -92,6 +99,7 @@ application.add_typer(quarantine.application, name="quarantine")
 application.add_typer(replay.application, name="replay")
 application.add_typer(schema.application, name="schema")
 application.add_typer(streams.application, name="streams")
+application.add_typer(timers.application, name="timers")
 application.command("config")(settings.config)
 
 

@@ -64,6 +64,16 @@ def duration(milliseconds: int | None) -> str | None:
     return f"{milliseconds / 1000:,.1f} s"
 
 
+def span(milliseconds: int) -> str:
+    """A time span for people that may be long: in the two largest units of it."""
+    minutes, hours, days = (milliseconds // unit for unit in (60_000, 3_600_000, 86_400_000))
+    if days:
+        return f"{days:,} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return duration(milliseconds) or "" if minutes < 2 else f"{minutes} min"
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table whose numbers stand at the right; a leading > in a heading asks for that."""
     made = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
@@ -73,6 +83,19 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     for row in rows:
         made.add_row(*(Text(_shown(cell)) for cell in row))
     return made
+
+
+def lines(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Text:
+    """The same as plain lines, one for each row, however wide: for tables of many rows."""
+    names = [column.removeprefix(">") for column in columns]
+    cells = [names, *([_shown(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    signs = [">" if column.startswith(">") else "<" for column in columns]
+    written = [
+        "   ".join(f"{cell:{sign}{width}}" for cell, sign, width in layout)
+        for layout in (zip(row, signs, widths, strict=True) for row in cells)
+    ]
+    return Text("\n ".join([title, "", *written, ""]), no_wrap=True, overflow="ignore")
 
 
 def _shown(cell: object) -> str:

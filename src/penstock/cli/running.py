@@ -21,13 +21,17 @@ import typer
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.output import print_error, print_note
 from penstock.cli.supervision import Supervision, supervise
-from penstock.core.leases import ARCHIVER, PUBLISHER, consumer_role
+from penstock.cli.telling import addresses
+from penstock.core.leases import ARCHIVER, PUBLISHER, TIMERS, consumer_role
 from penstock.core.masking import masked_url
+from penstock.core.timer_options import timer_role
 from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
 from penstock.runtime.heartbeat import Pulse
+from penstock.runtime.metric_pipe import measured
 from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.runtime.stopping import end_with_parent, stop_on_signals
 from penstock.stores.configuration import gather, remove_dev_env, write_dev_env
+from penstock.stores.identity import new_token
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, running_servers
 from penstock.telemetry.logs import LEVELS, Format, configure_logging
@@ -52,7 +56,15 @@ HealthPort = Annotated[
         metavar="PORT", min=0, max=65535, help="Serve /healthz, /readyz, /metrics; 0: any port."
     ),
 ]
+RunArchiver = Annotated[bool, typer.Option("--archiver", help="Archive, into archive_url.")]
+RunTimers = Annotated[
+    bool, typer.Option("--timers", help="Fire and handle timers, in processes of their own.")
+]
 HealthHost = Annotated[str, typer.Option(metavar="HOST", help="Where to serve them.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=0, max=65535, help="Serve the same for Prometheus; 0: any."),
+]
 HeartbeatTimeout = Annotated[
     float | None,
     typer.Option(
@@ -101,9 +113,8 @@ def run(
         list[str] | None,
         typer.Option(metavar="GLOB", help="Run the consumers whose names match, e.g. 'bill_*'."),
     ] = None,
-    archiver: Annotated[
-        bool, typer.Option("--archiver", help="Run the archiver; needs archive_url.")
-    ] = False,
+    archiver: RunArchiver = False,
+    timers: RunTimers = False,
     processes: Processes = None,
     spare: Annotated[
         bool, typer.Option(help="Keep a process ready that replaces one that dies at once.")
@@ -112,36 +123,47 @@ def run(
     graceful_shutdown_timeout: GracefulShutdownTimeout = None,
     health_port: HealthPort = None,
     health_host: HealthHost = "127.0.0.1",
+    metrics_port: MetricsPort = None,
+    metrics_host: HealthHost = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = None,
 ) -> None:
     """Run publisher, archiver and consumers, a process each; without a flag, everything."""
     invocation = invocation_of(context)
     logs = LogChoice.of(log_level, log_format)
-    if invocation.app is None and (consumers or not (publisher or archiver)):
+    if invocation.app is None and (consumers or not (publisher or archiver or timers)):
         raise UsageError("To run consumers, say where they are: --app module:attribute.")
     roles = choose_roles(
         invocation.pipeline.consumers,
         publisher=publisher,
         globs=consumers or (),
         archiver=archiver,
+        timers=timers,
+        topics=invocation.pipeline.timer_handlers,
         has_archive=invocation.settings.archive_url is not None,
     )
-    try:
-        invocation.connect("run").close()
-        invocation.pipeline.register_contracts()
-        invocation.pipeline.check_hot_log()
-    except ServerUnavailable as error:
-        # Workers outlive an absent server, so its absence now is no reason to give up.
-        print_note(f"{error} The workers wait for it.")
+    _look_at_servers(invocation, roles)
     how = replace(
         _supervision(invocation, logs, heartbeat_timeout, graceful_shutdown_timeout),
         processes=processes,
         with_spare=spare,
-        health_port=health_port,
-        health_host=health_host,
+        addresses=addresses(
+            health=(health_host, health_port), metrics=(metrics_host, metrics_port)
+        ),
     )
     supervise(invocation, roles, how)
+
+
+def _look_at_servers(invocation: Invocation, roles: Iterable[str]) -> None:
+    """Raise what no waiting cures, before anything is started."""
+    try:
+        invocation.connect("run").close()
+        invocation.pipeline.register_contracts()
+        invocation.pipeline.check_hot_log()
+        invocation.pipeline.check_timers(roles)
+    except ServerUnavailable as error:
+        # Workers outlive an absent server, so its absence now is no reason to give up.
+        print_note(f"{error} The workers wait for it.")
 
 
 def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFormat = None) -> None:
@@ -156,6 +178,7 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
             invocation.pipeline.consumers,
             publisher=False,
             globs=(),
+            topics=invocation.pipeline.timer_handlers,
             has_archive=settings.archive_url is not None,
         )
         if applied:
@@ -174,12 +197,14 @@ def work(
     context: typer.Context,
     *,
     role: Annotated[
-        list[str] | None, typer.Option(help="publisher, archiver or consumer:NAME; repeatable.")
+        list[str] | None,
+        typer.Option(help="publisher, timers, archiver, consumer:NAME or timer:TOPIC; repeatable."),
     ] = None,
     spare: Annotated[bool, typer.Option("--spare", help="Read role and id from stdin.")] = False,
     worker_id: Annotated[str | None, typer.Option(help="Names this process in leases.")] = None,
     parent: Annotated[int | None, typer.Option(help="End when this process ends.")] = None,
     heartbeat_fd: Annotated[int | None, typer.Option(help="A pipe to beat into.")] = None,
+    metrics_fd: Annotated[int | None, typer.Option(help="A pipe to tell counts through.")] = None,
     heartbeat_timeout: HeartbeatTimeout = None,
     graceful_shutdown_timeout: GracefulShutdownTimeout = None,
     deployed_at: Annotated[
@@ -211,7 +236,8 @@ def work(
         )
         pulse.start()
     try:
-        pipeline.run_worker(roles, stop, worker_id, deployed_at=deployed, pulse=pulse)
+        with measured(metrics_fd, pipeline.name, worker_id or f"worker-{new_token()}"):
+            pipeline.run_worker(roles, stop, worker_id, deployed_at=deployed, pulse=pulse)
     except (ServerUnavailable, ServerUnsuitable) as error:
         # The supervisor waits longer then, instead of putting the worker into quarantine for it.
         print_error(str(error))
@@ -266,12 +292,15 @@ def choose_roles(
     publisher: bool,
     globs: Iterable[str],
     archiver: bool = False,
+    timers: bool = False,
+    topics: Iterable[str] = (),
     has_archive: bool = False,
 ) -> list[str]:
     """The roles that the flags ask for; without any flag, all that there is something to do for."""
     names, globs = list(names), list(globs)
-    if not publisher and not archiver and not globs:
-        return [PUBLISHER, *[ARCHIVER] * has_archive, *map(consumer_role, names)]
+    if not publisher and not archiver and not timers and not globs:
+        handlers = [*map(consumer_role, names), *map(timer_role, topics)]
+        return [PUBLISHER, *[ARCHIVER] * has_archive, *handlers]
     if archiver and not has_archive:
         raise UsageError(
             "--archiver needs a place to archive into: set PENSTOCK_ARCHIVE_URL to s3://bucket/"
@@ -282,8 +311,9 @@ def choose_roles(
             known = ", ".join(names) or "none"
             raise UsageError(f"--consumers {glob!r} matches no consumer; registered are: {known}.")
     chosen = [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
-    chosen_roles = [PUBLISHER] * publisher + [ARCHIVER] * archiver
-    return chosen_roles + [consumer_role(name) for name in chosen]
+    chosen_roles = [PUBLISHER] * publisher + [TIMERS] * timers + [ARCHIVER] * archiver
+    chosen_roles += [consumer_role(name) for name in chosen]
+    return chosen_roles + [timer_role(topic) for topic in topics if timers]
 
 
 @contextmanager

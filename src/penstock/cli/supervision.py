@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,19 +14,21 @@ import typer
 
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_note
+from penstock.cli.telling import Telling
 from penstock.core.crash_budget import CrashLimits
-from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER
+from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER, TIMERS
+from penstock.core.timer_options import ROLE_PREFIX as TIMER_PREFIX
 from penstock.errors import PenstockError
 from penstock.ops.quarantine import QuarantineTable
 from penstock.ops.workers import read_database_clock, release_dead_worker
-from penstock.runtime.children import HEARTBEAT_FD, WORKER_ID, ProcessSpec
-from penstock.runtime.health_server import HealthServer
+from penstock.runtime.children import HEARTBEAT_FD, METRICS_FD, WORKER_ID, ProcessSpec
+from penstock.runtime.metric_pipe import Sink
 from penstock.runtime.processes import ProcessGroup
 from penstock.runtime.quarantine import Quarantine
 
 CONSUMER_PREFIX = "consumer:"
-PUBLISHER_ROLES = (PUBLISHER, JANITOR)
-"""What runs in the publisher's process, beside it."""
+PUBLISHER_ROLES = (PUBLISHER, JANITOR, TIMERS)
+"""What runs in the publisher's process, beside it; timers unless they have one of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,29 +42,30 @@ class Supervision:
     heartbeat_timeout_seconds: float
     with_spare: bool = False
     """Whether a process that has imported the application waits to replace one that dies."""
-    health_host: str = "127.0.0.1"
-    health_port: int | None = None
+    addresses: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Hosts and ports where probes are answered and metrics told, by the option that says so."""
+    on_metrics: Sink | None = None
+    """Told what workers count, if anybody wants to know."""
 
 
 def supervise(invocation: Invocation, roles: Sequence[str], how: Supervision) -> NoReturn:
     """Run these roles until SIGTERM or Ctrl-C, then leave: 0 if everything ended in time."""
     settings = invocation.settings
-    group = ProcessGroup(
-        process_specs(invocation, roles, how),
-        shutdown_seconds=how.shutdown_seconds,
-        on_death=partial(release_dead_worker, settings),
-        heartbeat_timeout_seconds=how.heartbeat_timeout_seconds,
-        limits=CrashLimits(
-            crashes_max=settings.crashes_max, window_seconds=settings.crash_window_seconds
-        ),
-        quarantine=Quarantine(QuarantineTable(settings)),
-        spare=spare_spec(invocation, how) if how.with_spare else None,
-    )
-    with ExitStack() as stack:
-        if how.health_port is not None:
-            server = HealthServer(how.health_host, how.health_port, lambda: group.report)
-            stack.callback(server.close)
-            print_note(f"Health on http://{how.health_host}:{server.port}/healthz and /readyz.")
+    with Telling(settings, invocation.pipeline.name, how.addresses) as telling:
+        how = replace(how, on_metrics=telling.on_metrics)
+        group = ProcessGroup(
+            process_specs(invocation, roles, how),
+            shutdown_seconds=how.shutdown_seconds,
+            on_death=partial(release_dead_worker, settings),
+            heartbeat_timeout_seconds=how.heartbeat_timeout_seconds,
+            limits=CrashLimits(
+                crashes_max=settings.crashes_max, window_seconds=settings.crash_window_seconds
+            ),
+            quarantine=Quarantine(QuarantineTable(settings)),
+            spare=spare_spec(invocation, how) if how.with_spare else None,
+        )
+        for note in telling.start(group):
+            print_note(note)
         print_note(f"Running {', '.join(roles)}. Ctrl-C stops.")
         raise typer.Exit(0 if group.run() else 1)
 
@@ -78,14 +80,20 @@ def process_specs(
         argv = [*arguments, "--worker-id", WORKER_ID]
         argv += [part for role in together for part in ("--role", role)]
         assignment = json.dumps({"roles": list(together), "worker_id": WORKER_ID})
+        more["on_metrics"] = how.on_metrics
         return ProcessSpec(name, argv, how.environment, assignment=assignment, **more)
 
     def consumer_spec(role: str) -> ProcessSpec:
-        full_name = invocation.pipeline.consumers[role.removeprefix(CONSUMER_PREFIX)].name
-        return spec(role, [role], quarantine_as=full_name)
+        if role.startswith(TIMER_PREFIX):
+            timer = invocation.pipeline.timer_handlers[role.removeprefix(TIMER_PREFIX)]
+            return spec(role, [role], quarantine_as=timer.name)
+        consumer = invocation.pipeline.consumers[role.removeprefix(CONSUMER_PREFIX)]
+        return spec(role, [role], quarantine_as=consumer.name)
 
-    consumers = [role for role in roles if role.startswith(CONSUMER_PREFIX)]
-    specs = [spec(PUBLISHER, PUBLISHER_ROLES)] if PUBLISHER in roles else []
+    consumers = [role for role in roles if role.startswith((CONSUMER_PREFIX, TIMER_PREFIX))]
+    beside = [role for role in PUBLISHER_ROLES if role != TIMERS or TIMERS not in roles]
+    specs = [spec(PUBLISHER, beside)] if PUBLISHER in roles else []
+    specs += [spec(TIMERS, [TIMERS])] if TIMERS in roles else []
     specs += [spec(ARCHIVER, [ARCHIVER])] if ARCHIVER in roles else []
     for number, together in enumerate(_packed(consumers, how.processes), 1):
         apart = tuple(consumer_spec(role) for role in together)
@@ -96,7 +104,8 @@ def process_specs(
 
 def spare_spec(invocation: Invocation, how: Supervision) -> ProcessSpec:
     """A process that becomes any of the others, once it is told which."""
-    return ProcessSpec("spare", [*_shared_arguments(invocation, how), "--spare"], how.environment)
+    argv = [*_shared_arguments(invocation, how), "--spare"]
+    return ProcessSpec("spare", argv, how.environment, on_metrics=how.on_metrics)
 
 
 def _packed(consumers: Sequence[str], processes: int | None) -> list[list[str]]:
@@ -111,6 +120,7 @@ def _shared_arguments(invocation: Invocation, how: Supervision) -> list[str]:
         argv += ["--app", invocation.app]
     argv += ["work", "--parent", str(os.getpid())]
     argv += ["--heartbeat-fd", HEARTBEAT_FD]
+    argv += ["--metrics-fd", METRICS_FD] if how.on_metrics is not None else []
     argv += ["--heartbeat-timeout", f"{how.heartbeat_timeout_seconds:g}"]
     argv += ["--graceful-shutdown-timeout", f"{how.shutdown_seconds:g}"]
     deployed_at = _deployed_at(invocation)

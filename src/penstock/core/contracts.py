@@ -99,6 +99,11 @@ def known_classes() -> list[type[Event]]:
     return [_classes[identity] for identity in sorted(_classes)]
 
 
+def known_types() -> frozenset[str]:
+    """The types of all those classes."""
+    return frozenset(event_type for event_type, _ in _classes)
+
+
 def _place_of(event_class: type) -> tuple[str, str]:
     module = sys.modules.get(event_class.__module__)
     file = getattr(module, "__file__", None) or event_class.__module__

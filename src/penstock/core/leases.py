@@ -8,6 +8,7 @@ PUBLISHER = "publisher"
 EPOCHS_BACK = 8
 JANITOR = "janitor"
 ARCHIVER = "archiver"
+TIMERS = "timers"
 
 
 def consumer_role(consumer: str, epoch: int = 1, lane: int = 0, lanes: int = 1) -> str:

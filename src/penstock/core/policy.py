@@ -54,6 +54,11 @@ class StreamPolicy:
     consumers: tuple[Member, ...] = ()
 
     @property
+    def is_open(self) -> bool:
+        """Whether everybody may read it, so that logs may quote it."""
+        return self.security_level is SecurityLevel.OPEN
+
+    @property
     def is_confidential(self) -> bool:
         """Whether every event is sealed before it is stored."""
         return self.security_level is SecurityLevel.CONFIDENTIAL

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.policy import Member, StreamPolicy
+from penstock.core.timer_keys import KeyNames
 
 # What a reader of the hot log sends, and what the script that looks for its end calls; wrapped
 # data keys lie beside the log.
@@ -19,6 +20,12 @@ READING_COMMANDS = (
 # What publishing calls besides, and keeping wrapped data keys there.
 WRITING_COMMANDS = (
     *("xadd", "xtrim", "xlen", "del", "set", "hset", "hget", "hincrby", "time", "memory|usage"),
+)
+# What the scripts of Redis timers call, and what wakes their workers.
+TIMER_COMMANDS = (
+    *("evalsha", "eval", "script|load", "time", "publish", "subscribe", "unsubscribe"),
+    *("zadd", "zrem", "zscore", "zrange", "zrangebyscore", "zcard", "unlink"),
+    *("hget", "hset", "hdel", "hlen", "hscan", "hrandfield", "info", "ping", "select"),
 )
 PASSWORD = "…"  # noqa: S105 - the place where one goes
 WORKER = "penstock_worker"
@@ -42,6 +49,13 @@ def reader_line(user: str, prefix: str, stream_names: Iterable[str]) -> str:
 def worker_line(user: str, prefix: str) -> str:
     """A user that publishes, reads and trims every stream."""
     return _line(user, [f"~{prefix}:*"], (*READING_COMMANDS, *WRITING_COMMANDS))
+
+
+def timer_line(user: str, names: KeyNames) -> str:
+    """A user that publishes, handles and looks at Redis timers of all topics, under these names."""
+    keys = names.of("*")
+    stored = (keys.timeline, keys.payloads, keys.state, keys.dead)
+    return _line(user, (*(f"~{name}" for name in stored), f"&{keys.channel}"), TIMER_COMMANDS)
 
 
 def users_of(

@@ -95,6 +95,26 @@ def sealed_event(
     return replace(event, key=hashed, metadata="{}", payload=payload, key_id=key.key_id)
 
 
+def opened_event(event: OutgoingEvent, key: DataKey) -> OutgoingEvent:
+    """The event that `sealed_event` was given. Raises SealBroken where anything was altered."""
+    bound_to = _identity(
+        event.stream_name,
+        str(event.event_uuid),
+        event.event_type,
+        event.version,
+        event.key_id,
+        event.key,
+    )
+    plain_key, metadata, payload = _opened(event.payload, event.key_id, key, bound_to)
+    return replace(
+        event,
+        key=orjson.loads(plain_key),
+        metadata=metadata.decode(),
+        payload=payload.decode(),
+        key_id=None,
+    )
+
+
 def opened_entry(entry: Entry, key: DataKey) -> Entry:
     """The entry as it was sent, for a handler's eyes; its key id still tells that it was sealed.
 
@@ -108,17 +128,25 @@ def opened_entry(entry: Entry, key: DataKey) -> Entry:
         entry.key_id,
         entry.key,
     )
-    try:
-        sealed = orjson.loads(entry.payload)
-    except orjson.JSONDecodeError:
-        sealed = None
-    if not isinstance(sealed, str) or key.key_id != entry.key_id:
-        raise SealBroken(f"it carries the name of {entry.key_id} and is not sealed")
-    plain_key, metadata, payload = key.open(sealed, bound_to).split(b"\n", 2)
+    plain_key, metadata, payload = _opened(entry.payload, entry.key_id, key, bound_to)
     term, outbox_id, key_id, created_us, _, _ = entry.fields
     metadata = _with_creation_time(metadata, entry.created_at_ms)
     fields = (term, outbox_id, key_id, created_us, plain_key, metadata)
     return entry._replace(fields=fields, payload=payload)
+
+
+def _opened(
+    payload: bytes | str, key_id: str | None, key: DataKey, bound_to: bytes
+) -> tuple[bytes, bytes, bytes]:
+    """Key, metadata and payload, each as JSON."""
+    try:
+        sealed = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        sealed = None
+    if not isinstance(sealed, str) or key.key_id != key_id:
+        raise SealBroken(f"it carries the name of {key_id} and is not sealed")
+    plain_key, metadata, opened = key.open(sealed, bound_to).split(b"\n", 2)
+    return plain_key, metadata, opened
 
 
 def _with_creation_time(metadata: bytes, created_at_ms: int) -> bytes:

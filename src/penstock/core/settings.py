@@ -8,6 +8,7 @@ from typing import Literal
 from penstock.core.mac import MacKeys
 from penstock.core.outgoing import is_stream_name
 from penstock.core.require import require
+from penstock.core.timer_keys import PAYLOADS_KEY, TIMELINE_KEY, KeyNames
 
 MEBIBYTE = 1024 * 1024
 # Within lease_seconds after a host's death others have noticed, taken over, and handle again.
@@ -50,6 +51,11 @@ class Settings:
     archive_count_max: int = 100_000
     archive_bytes_max: int = 64 * MEBIBYTE
     archive_age_seconds: float = 300.0
+    timer_redis_url: str | None = None
+    timer_timeline_key: str = TIMELINE_KEY
+    timer_payloads_key: str = PAYLOADS_KEY
+    timer_prefix: str | None = None
+    timer_hash_tags: bool = False
 
     @property
     def lease_granted_seconds(self) -> float:
@@ -94,6 +100,12 @@ class Settings:
         )
         self._require_cleanup()
         self._require_archive()
+        KeyNames(
+            timeline_key=self.timer_timeline_key,
+            payloads_key=self.timer_payloads_key,
+            prefix=self.timer_prefix or "",
+            hash_tags=self.timer_hash_tags,
+        )
 
     def _require_archive(self) -> None:
         require(

@@ -107,6 +107,11 @@ def is_hole(body: str) -> bool:
     return body.startswith("hole\n")
 
 
+def sent_us_of(body: str) -> int:
+    """When a body's event was sent, in microseconds since 1970; 0 for a hole."""
+    return 0 if is_hole(body) else int(body.split("\n", 9)[8])
+
+
 def encode_entry(stream_name: str, position: int, body: str, keys: MacKeys) -> bytes:
     """A body from PostgreSQL as it goes onto the hot log, signed for its place."""
     raw = body.encode()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.core.leases import PUBLISHER
 from penstock.ops.status import ConsumerStatus, Status, StreamStatus
+from penstock.ops.timers import TimerStatus
 
 UNPUBLISHED_SECONDS_MAX = 60.0
 LAG_SECONDS_MAX = 300.0
@@ -32,7 +33,19 @@ def find_problems(status: Status, lag_seconds_max: float = LAG_SECONDS_MAX) -> t
         problems += _of_stream(stream, lag_seconds_max, has_publisher=has_publisher)
     for consumer in status.consumers:
         problems += _of_consumer(consumer, lag_seconds_max)
+    problems += _of_timers(status.timers)
     return tuple(problems)
+
+
+def _of_timers(timers: TimerStatus) -> Iterator[Problem]:
+    late_seconds = -(timers.next_due_ms or 0) / 1000
+    if late_seconds > UNPUBLISHED_SECONDS_MAX:
+        yield Problem(
+            "timers_late",
+            "timers",
+            f"timers: the next one is late by {late_seconds:,.0f} s, and {timers.late:,} or more "
+            "are. Nothing is lost; start `penstock run --timers`, or look at its log.",
+        )
 
 
 def _of_stream(
@@ -89,5 +102,23 @@ def _of_consumer(consumer: ConsumerStatus, lag_seconds_max: float) -> Iterator[P
             "lag",
             name,
             f"consumer {name}: the next of {consumer.lag_events:,} events has waited for "
-            f"{lag_seconds:,.0f} s, more than {lag_seconds_max:,.0f} s.",
+            f"{lag_seconds:,.0f} s, more than {lag_seconds_max:,.0f} s. Nothing is lost; see in "
+            "`penstock top` whether it catches up, and if not, give it lanes, workers or a faster "
+            "handler.",
         )
+
+
+def things_to_look_at(status: Status) -> tuple[str, ...]:
+    """What is no problem and still waits for a person, each with the command that shows it."""
+    consumers = status.consumers
+    counted = (
+        (sum(c.held_keys for c in consumers), "held key", "penstock parked list"),
+        (sum(c.dead_letters for c in consumers), "dead letter", "penstock dlq list --groups"),
+        (sum(c.paused_at is not None for c in consumers), "paused consumer", ""),
+        (status.timers.held, "held timer", "penstock timers list --held"),
+    )
+    return tuple(
+        f"{count:,} {noun}{'' if count == 1 else 's'}{f' (`{command}`)' if command else ''}"
+        for count, noun, command in counted
+        if count
+    )

@@ -213,6 +213,7 @@ SWEEPS = {
         "rename_operation",
         "rename_operation_event",
         "rename_worker",
+        "rename_trail",
     ),
     "forget": (
         "forget_lanes",
@@ -226,6 +227,7 @@ SWEEPS = {
         "forget_operation_event",
         "forget_operation",
         "forget_worker",
+        "forget_trail",
         "forget_consumer",
         "forget_source",
     ),

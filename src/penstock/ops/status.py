@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.ops.timers import TimerStatus, read_timer_status
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 UNNUMBERED_COUNT_MAX = 10_000
@@ -110,6 +111,7 @@ class Status:
     streams: tuple[StreamStatus, ...]
     consumers: tuple[ConsumerStatus, ...]
     leases: tuple[LeaseStatus, ...]
+    timers: TimerStatus
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -128,11 +130,13 @@ def read_status(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEM
         ).fetchall()
         consumer_rows = connection.execute(queries["consumers"]).fetchall()
         lease_rows = connection.execute(queries["leases"]).fetchall()
+        timers = read_timer_status(connection, schema)
     streams = {row[0]: _stream(row) for row in stream_rows}
     return Status(
         streams=tuple(streams.values()),
         consumers=tuple(_consumer(row, streams) for row in consumer_rows),
         leases=tuple(LeaseStatus(*row) for row in lease_rows),
+        timers=timers,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from penstock.core.policy import StreamPolicy
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.errors import ServerUnavailable, ServerUnsuitable
@@ -21,21 +22,25 @@ def require_admitted(
     settings: Settings,
     connection: psycopg.Connection[Any],
     source: Source | None,
-) -> None:
-    """Raise StreamRestricted for a consumer that its stream's policy does not name.
+) -> StreamPolicy | None:
+    """The policy of a consumer's stream, which names it. Raises StreamRestricted otherwise.
 
-    The policy is the producing database's. Another service's that cannot be asked now, or not at
-    all, does not hold the consumer up: what it must not read is kept from it over there.
+    The policy is the producing database's. None: another service's, which cannot be asked now, or
+    not at all. That holds no consumer up: what it must not read is kept from it over there.
     """
     if source is None:
         require_current(connection, settings.schema)
-        Policies(settings.schema).read(connection, stream_name).require_consumer(consumer)
-        return
+        policy = Policies(settings.schema).read(connection, stream_name)
+        policy.require_consumer(consumer)
+        return policy
     if source.source_url is None:
-        return
+        return None
     policies = Policies(source.source_schema)
     with (
         suppress(ServerUnavailable, ServerUnsuitable, psycopg.Error),
         connect(source.source_url, f"penstock {consumer}") as producers,
     ):
-        policies.read(producers, stream_name).require_consumer(consumer)
+        policy = policies.read(producers, stream_name)
+        policy.require_consumer(consumer)
+        return policy
+    return None

@@ -18,6 +18,7 @@ from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
+from penstock.pipeline.traced import traced
 from penstock.stores.inbox import Claim
 from penstock.stores.worker_connection import WorkerConnection
 
@@ -91,6 +92,7 @@ class ExactlyOnce:
             return False
         return self._ledger.is_all_new(batch, lease)
 
+    @traced
     def _run(self, batch: Batch, lease: Lease, *, ahead: bool) -> Settled:
         self._claim = None
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -21,10 +22,11 @@ from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.pipeline.unsealing import Unsealing
 from penstock.stores.worker_connection import WorkerConnection
-from penstock.telemetry import signals
+from penstock.telemetry import signals, tracing
 from penstock.telemetry.bus import emit, is_wanted
 
 MakeContext = Callable[[Entry], Context]
+Caller = Callable[[Callable[..., Any], list[Any]], Any]
 
 
 class HandlerFailed(Exception):
@@ -51,6 +53,7 @@ class Calls:
         seams: ConsumerSeams,
         unsealing: Unsealing,
         replay: Replay | None = None,
+        timing: Callable[[Caller], Caller] | None = None,
     ) -> None:
         self._consumer = consumer
         self._unsealing = unsealing
@@ -60,6 +63,9 @@ class Calls:
         self._worker = worker
         self._seams = seams
         self.within_limits = seams.caller(worker)
+        self._call_handler = self.within_limits
+        if timing is not None:
+            self._call_handler = timing(self.within_limits)
 
     def context_for(self, batch: Batch, **more: Any) -> MakeContext:
         """Makes the contexts of a batch's events."""
@@ -104,12 +110,14 @@ class Calls:
                 self._list(todo, lent, context_of)
             return len(todo)
         deadline = time.monotonic() + self._options.batch_seconds
+        tracer = tracing.active()
+        call = self._one if tracer is None else partial(self._traced, tracer)
         token = current_handling.set(None)
         try:
             for index, entry in enumerate(todo):
                 if index and may_stop and self._is_over(deadline):
                     return index
-                self._one(entry, lent, context_of)
+                call(entry, lent, context_of)
         except BaseException as raised:
             error = self._error(raised)
             is_vague = is_pipelined and isinstance(error, psycopg.Error)
@@ -132,19 +140,37 @@ class Calls:
         current_handling.set(Handling(entry))
         if self._plan.is_batch:
             argument = [argument]
-        self.within_limits(self._plan.function, self._arguments(lent, argument, entry, context_of))
+        self._call_handler(self._plan.function, self._arguments(lent, argument, entry, context_of))
         self._raise_violation()
         if is_wanted(signals.EventHandled):
             emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))
 
+    def _traced(
+        self, tracer: tracing.Tracer, entry: Entry, lent: list[Any], context_of: MakeContext
+    ) -> None:
+        """Call the handler below a span, which is a child of the one that sent the event."""
+        opened = self._unsealing.open(entry)
+        with tracer.handling(self._describe([opened], context_of)):
+            self._one(entry, lent, context_of)
+
+    def _describe(self, opened: Sequence[Entry], context_of: MakeContext) -> tracing.Call:
+        context, is_list = context_of(opened[0]), self._plan.is_batch
+        return tracing.Call(self._consumer, opened, context.attempt, context.is_replay, is_list)
+
     def _list(self, todo: list[Entry], lent: list[Any], context_of: MakeContext) -> None:
         """A list has one context, that of its first event."""
+        tracer = tracing.active()
         try:
             opened = [self._unsealing.open(entry) for entry in todo]
-            events = [self._decode(entry) for entry in opened]
-            arguments = self._arguments(lent, events, opened[0], context_of)
-            self.within_limits(self._plan.function, arguments)
-            self._raise_violation()
+            with (
+                tracing.NOTHING
+                if tracer is None
+                else tracer.handling(self._describe(opened, context_of))
+            ):
+                events = [self._decode(entry) for entry in opened]
+                arguments = self._arguments(lent, events, opened[0], context_of)
+                self._call_handler(self._plan.function, arguments)
+                self._raise_violation()
         except BaseException as raised:
             error = self._error(raised)
             raise HandlerFailed(error, todo[0].position if len(todo) == 1 else None) from raised

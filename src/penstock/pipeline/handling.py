@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.wire import Entry
 
@@ -12,6 +12,13 @@ INHERITED_METADATA = ("traceparent", "tracestate", "correlation_id")
 # What a handler sends may go to a stream that everybody reads: of a sealed event's metadata it
 # carries on what is random by definition, and nothing that a person has written.
 INHERITED_OF_SEALED = ("traceparent",)
+
+
+class Cause(Protocol):
+    """What a handler is called for: what it sends meanwhile is caused by it."""
+
+    def inherited_metadata(self) -> dict[str, Any]:
+        """What an event sent by this handler carries on."""
 
 
 @dataclass(slots=True)
@@ -28,4 +35,4 @@ class Handling:
         return {**inherited, "causation_id": self.entry.event_uuid}
 
 
-current_handling: ContextVar[Handling | None] = ContextVar("penstock_handling", default=None)
+current_handling: ContextVar[Cause | None] = ContextVar("penstock_handling", default=None)

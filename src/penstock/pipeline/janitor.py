@@ -20,7 +20,7 @@ from penstock.errors import ServerUnavailable
 from penstock.pipeline.key_rotation import rotate_due
 from penstock.pipeline.leasing import Leases
 from penstock.stores.archive import ArchiveTable
-from penstock.stores.cleanup import Cleanup
+from penstock.stores.cleanup import AGED_TABLES, AgedTable, Cleanup
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect, is_lost
@@ -57,10 +57,10 @@ class _Effects:
 
 
 @dataclass(slots=True)
-class _Inbox:
-    """Claims on events of other buses, oldest first."""
+class _Aged:
+    """Rows that nothing but time makes needless, oldest first."""
 
-    table: str = "inbox_event"
+    table: AgedTable
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class _Holds:
     table: str = "outbox_event"
 
 
-_Task = _Settled | _Effects | _Inbox | _Operations | _Outbox | _Holds
+_Task = _Settled | _Effects | _Aged | _Operations | _Outbox | _Holds
 
 
 class Janitor:
@@ -198,7 +198,8 @@ class Janitor:
         rotate_due(self._connection, self._settings.schema)
         streams = self._cleanup.streams(self._connection)
         outbox = map(_Outbox, streams)
-        self._tasks.extend([_Settled(), *outbox, _Effects(), _Inbox(), _Operations(), _Holds()])
+        aged = map(_Aged, AGED_TABLES)
+        self._tasks += [_Settled(), *outbox, _Effects(), *aged, _Operations(), _Holds()]
 
     def _end_round(self) -> None:
         for table, count in self._pruned.items():
@@ -212,8 +213,8 @@ class Janitor:
                 return self._prune_settled(task)
             case _Effects():
                 return self._prune_effects(task)
-            case _Inbox():
-                return self._prune_inbox()
+            case _Aged():
+                return self._prune_aged(task)
             case _Operations():
                 return self._prune_operations()
             case _Outbox():
@@ -249,11 +250,15 @@ class Janitor:
         task.since = pruned.last
         return pruned.deleted, pruned.looked_at == batch_size
 
-    def _prune_inbox(self) -> tuple[int, bool]:
+    def _prune_aged(self, task: _Aged) -> tuple[int, bool]:
         batch_size = self._settings.cleanup_batch_size
-        deleted = self._cleanup.prune_inbox(
+        is_inbox = task.table == "inbox_event"
+        deleted = self._cleanup.prune_aged(
             self._connection,
-            retention_days=self._settings.inbox_retention_days,
+            task.table,
+            retention_days=self._settings.inbox_retention_days
+            if is_inbox
+            else self._settings.settled_retention_days,
             batch_size=batch_size,
         )
         return deleted, deleted == batch_size

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from penstock.core.discretion import describe_about, forensics_about
-from penstock.core.failures import describe
+from penstock.core.failures import attribute_of, describe, sole_error
 from penstock.core.forensics import Forensics
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
@@ -15,7 +15,7 @@ from penstock.core.options import ConsumerOptions
 from penstock.core.retry import DEFAULT_RETRY
 from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, give_up, judge
 from penstock.core.wire import Entry
-from penstock.errors import SealBroken
+from penstock.errors import ContractMissing, SealBroken
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.setting_aside import SettingAside
@@ -50,6 +50,7 @@ class Judgement:
         self._aside = aside
         self._parking = parking
         self._unsealing = unsealing
+        self._unknown_at: int | None = None
 
     def carry_out(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> None:
         """Settle a failed event, or one that ended its processes. Raises Blocked, LeaseLost."""
@@ -69,8 +70,8 @@ class Judgement:
             self._act(batch, lease, verdict, letter)
         except HandlerFailed as failure:
             raise Blocked(
-                f"the event failed ({letter.error}) and could not be set aside: "
-                f"{describe(failure.error)}"
+                f"the event failed ({letter.forensics.error_type}) and could not be set aside: "
+                f"{_without_values(failure.error)}"
             ) from failure.error
 
     def after_the_fact(self, batch: Batch, lease: Lease, error: Exception) -> None:
@@ -89,6 +90,7 @@ class Judgement:
             # Jitter only spreads load; nothing secret hangs on it.
             jitter=random.random(),  # noqa: S311
         )
+        self._tell_unknown(batch.entries[0], error)
         if isinstance(verdict, Block) and batch.is_parked:
             # The lane need not wait for what is out of its way already.
             return RetryAfter(DEFAULT_RETRY.computed_seconds(batch.attempt, jitter=1.0))
@@ -118,6 +120,12 @@ class Judgement:
             case unreachable:
                 assert_never(unreachable)
 
+    def _tell_unknown(self, entry: Entry, error: Exception) -> None:
+        """Once for each event, however often it is tried or waited at."""
+        if isinstance(sole_error(error), ContractMissing) and self._unknown_at != entry.position:
+            self._unknown_at = entry.position
+            emit(signals.EventsUnknown(self._consumer, 1, entry.event_type))
+
     def _tell_failure(self, batch: Batch, error: Exception) -> None:
         entry = batch.entries[0]
         event = (self._consumer, entry.position, entry.event_uuid)
@@ -132,3 +140,10 @@ class Judgement:
             error=describe_about(error, [entry]),
             handler=self._handler,
         )
+
+
+def _without_values(error: Exception) -> str:
+    """What PostgreSQL says first; its details quote the row that it refuses, and so the event."""
+    diagnostic = attribute_of(error, "diag")
+    primary = attribute_of(diagnostic, "message_primary")
+    return f"{type(error).__name__}: {primary}" if primary else describe(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from penstock.core.contracts import known_types
 from penstock.core.isolation import Batch
 from penstock.core.lanes import key_hash
 from penstock.core.leases import Lease
@@ -106,7 +107,16 @@ class Ledger:
             self._tell_skipped(new)
         return todo
 
+    def count_mine(self, batch: Batch, claim: Claim) -> int:
+        """How many of the new events the handler is called for."""
+        return sum(e.position in claim.fresh and self.is_mine(e) for e in batch.entries)
+
     def _tell_skipped(self, new: Sequence[Entry]) -> None:
+        if is_wanted(signals.EventsUnknown):
+            known = known_types()
+            unknown = [entry.event_type for entry in new if entry.event_type not in known]
+            if unknown:
+                emit(signals.EventsUnknown(self._consumer, len(unknown), unknown[0]))
         for entry in new:
             if self._unsealing.is_shredded(entry):
                 event = (self._consumer, entry.position, entry.event_uuid)
@@ -126,13 +136,25 @@ class Ledger:
             self.inbox.unclaim(self._worker, self._consumer, rest)
         if waiting:
             backlogs = self._queue_up(waiting)
-        self.commit(batch, lease, claim, last, handled=handled)
+        fresh = len(claim.fresh)
+        if last < batch.last:
+            fresh = sum(position <= last for position in claim.fresh)
+        self.commit(batch, lease, claim, last, handled=handled, skipped=fresh - handled)
         if waiting:
             emit(signals.SuccessorsParked(self._consumer, len(waiting)))
         for queue in backlogs:
             emit(signals.KeyBacklogged(self._consumer, queue.behind, queue.length))
 
-    def commit(self, batch: Batch, lease: Lease, claim: Claim, last: int, *, handled: int) -> None:
+    def commit(
+        self,
+        batch: Batch,
+        lease: Lease,
+        claim: Claim,
+        last: int,
+        *,
+        handled: int,
+        skipped: int = 0,
+    ) -> None:
         """Seal, fence and COMMIT; the checkpoint moves to `last`, unless it is past the batch."""
         if batch.is_suspect:
             self.suspects.finish_within(self._worker, self._consumer, batch.first)
@@ -140,7 +162,7 @@ class Ledger:
         checkpoint = lease.checkpoint if batch.is_parked else last
         self.inbox.commit(self._worker, claim, lease, checkpoint)
         if not batch.is_parked:
-            emit(signals.BatchCommitted(self._consumer, batch.first, last, handled))
+            emit(signals.BatchCommitted(self._consumer, batch.first, last, handled, skipped))
         elif handled:
             emit(signals.ParkedHandled(self._consumer, batch.first, last, handled))
 

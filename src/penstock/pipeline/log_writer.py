@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.leases import Lease
 from penstock.core.mac import MacKeys
 from penstock.core.settings import Settings
-from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole
+from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole, sent_us_of
 from penstock.errors import MalformedEntry, ServerUnavailable, ServerUnsuitable
 from penstock.pipeline.leasing import Connection
 from penstock.stores.hot_log import Fence, HotLog, HotLogClosed, HotLogGap
@@ -17,7 +18,7 @@ from penstock.stores.key_copies import KeyCopies, KeyShelf
 from penstock.stores.mac_keys import keys_for
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
-from penstock.telemetry import signals
+from penstock.telemetry import signals, tracing
 from penstock.telemetry.bus import emit
 
 REFILL_BATCHES_MAX = 4
@@ -102,7 +103,7 @@ class LogWriter:
             if last is None:
                 last = self._open(publication)
             if rows and rows[0][0] == last + 1:
-                publication.last = self._append(publication, last, rows)
+                publication.last = self._append(publication, last, rows, is_fresh=True)
                 return 0
             return self._refill(publication, last)
         except (HotLogClosed, HotLogGap):
@@ -210,22 +211,26 @@ class LogWriter:
         publication.last = last
         return refilled
 
-    def _append(self, publication: Publication, last: int, rows: Rows) -> int | None:
+    def _append(
+        self, publication: Publication, last: int, rows: Rows, *, is_fresh: bool = False
+    ) -> int | None:
         """Append events, or one hole. Returns the last position; None where the log is ahead."""
         assert self._keys is not None
         assert publication.fence is not None
         name, (position, body) = publication.stream_name, rows[0]
-        last = self._hot_log.append(
-            name,
-            publication.fence,
-            first=last + 1,
-            hole_last=position if is_hole(body) else None,
-            entries=[encode_entry(name, place, text, self._keys) for place, text in rows],
-        )
+        with _span(name, rows, is_fresh=is_fresh):
+            last = self._hot_log.append(
+                name,
+                publication.fence,
+                first=last + 1,
+                hole_last=position if is_hole(body) else None,
+                entries=[encode_entry(name, place, text, self._keys) for place, text in rows],
+            )
         if last > publication.head:
             return None
         publication.is_unchecked = False
-        emit(signals.BatchAppended(name, last, len(rows)))
+        again = max(0, min(position + len(rows) - 1, publication.published) - position + 1)
+        emit(signals.BatchAppended(name, last, len(rows), again, sent_us_of(body)))
         return last
 
     def confirm(self, publication: Publication) -> None:
@@ -233,8 +238,27 @@ class LogWriter:
         if publication.is_unconfirmed:
             assert publication.last is not None
             self._streams.confirm(self._connection, publication.stream_name, publication.last)
+            count = publication.last - publication.published
             publication.published = publication.last
-            emit(signals.BatchConfirmed(publication.stream_name, publication.last))
+            emit(signals.BatchConfirmed(publication.stream_name, publication.last, count))
+
+    def announce(self, publication: Publication, rows: Rows) -> None:
+        """PostgreSQL alone: readers wait for a notification, and numbered is published."""
+        publication.last = publication.head
+        if publication.head > publication.published:
+            with _span(publication.stream_name, rows, is_fresh=True):
+                self._outbox.announce(self._connection)
+                self._streams.confirm(self._connection, publication.stream_name, publication.head)
+            count = publication.head - publication.published
+            publication.published = publication.head
+            emit(signals.BatchConfirmed(publication.stream_name, publication.head, count))
+
+
+def _span(stream_name: str, rows: Rows, *, is_fresh: bool) -> AbstractContextManager[Any]:
+    tracer = tracing.active()
+    if tracer is None:
+        return tracing.NOTHING
+    return tracer.publishing(stream_name, rows, is_fresh=is_fresh)
 
 
 def _contiguous(rows: Rows) -> Rows:

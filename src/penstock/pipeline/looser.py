@@ -17,6 +17,7 @@ from penstock.pipeline.attempt import Settled, undone_on_error
 from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.seams import ConsumerSeams
+from penstock.pipeline.traced import traced
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.inbox import Claim
 from penstock.stores.worker_connection import WorkerConnection
@@ -42,6 +43,7 @@ class AtLeastOnce:
         self._worker = worker
         self._seams = seams
 
+    @traced
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
         fresh = self._ledger.survey(batch, lease)
@@ -211,7 +213,8 @@ class Completion:
         self._close(part, claim)
 
     def _close(self, part: Batch, claim: Claim) -> None:
-        self._ledger.close(part, self._lease, claim, part.last, handled=len(claim.fresh))
+        handled = self._ledger.count_mine(part, claim)
+        self._ledger.close(part, self._lease, claim, part.last, handled=handled)
         self.settled_to = part.last
         if not part.is_parked:
             self._lease = self._lease.at(part.last)
@@ -241,11 +244,13 @@ class AtMostOnce:
         self._seams = seams
         self._on_failure = on_failure
 
+    @traced
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch, then handle it to its end. Raises LeaseLost or ServerUnavailable."""
         with undone_on_error(self._worker, self._consumer):
             claim = self._ledger.open(batch, lease)
-            self._ledger.close(batch, lease, claim, batch.last, handled=len(claim.fresh))
+            handled = self._ledger.count_mine(batch, claim)
+            self._ledger.close(batch, lease, claim, batch.last, handled=handled)
         if not batch.is_parked:
             lease = lease.at(batch.last)
         todo = self._ledger.todo(batch, claim.fresh)

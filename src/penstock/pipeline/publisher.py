@@ -287,7 +287,7 @@ class Publisher:
     def _follow(self, publication: Publication, rows: Rows) -> int:
         """Let the hot log follow, if it is there. Returns how many older events it got."""
         if not self._hot_log.keeps_entries:
-            self._announce(publication)
+            self._writer.announce(publication, rows)
             return 0
         is_due = rows or publication.is_behind or publication.is_unchecked
         if not (is_due and self._redis.is_worth_trying):
@@ -302,15 +302,6 @@ class Publisher:
             return 0
         self._redis.end()
         return refilled
-
-    def _announce(self, publication: Publication) -> None:
-        """PostgreSQL alone: readers wait for a notification, and numbered is published."""
-        publication.last = publication.head
-        if publication.head > publication.published:
-            self._outbox.announce(self._connection)
-            self._streams.confirm(self._connection, publication.stream_name, publication.head)
-            publication.published = publication.head
-            emit(signals.BatchConfirmed(publication.stream_name, publication.head))
 
     def _lose(self, publication: Publication) -> None:
         del self._publications[publication.stream_name]

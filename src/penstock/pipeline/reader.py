@@ -22,7 +22,7 @@ from penstock.stores.hot_log import HotLog
 from penstock.stores.outage import Outage
 from penstock.stores.warm_tier import WarmTier
 from penstock.telemetry import signals
-from penstock.telemetry.bus import emit
+from penstock.telemetry.bus import emit, is_wanted
 
 HEAD_CHECK_SECONDS = 1.0
 # How often to look whether a key was added that entries are signed with already.
@@ -106,7 +106,11 @@ class TierReader:
         """What the hot log gave, as far as it is right; otherwise what the next tier has."""
         if raw:
             stretch, problem = self._decode_hot(after, raw)
-            return stretch if stretch.through > after else self._fill_gap(after, count, problem)
+            if stretch.through == after:
+                return self._fill_gap(after, count, problem)
+            if stretch.entries and is_wanted(signals.HotTierRead):
+                emit(signals.HotTierRead(self._consumer, after + 1, stretch.through))
+            return stretch
         if self._is_overdue(after):
             return self._fill_gap(after, count, MalformedEntry("it is not in the hot log"))
         return Stretch([], after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -15,12 +16,14 @@ from sqlalchemy.orm import Session, scoped_session
 from penstock.core.contracts import Promise
 from penstock.core.events import Event, RawEvent
 from penstock.core.outgoing import UNSET, Key, Limits, OutgoingEvent, Unset, encode_event
+from penstock.core.trace_context import TRACEPARENT, TRACESTATE
 from penstock.errors import InvalidEvent, UnsafeTransaction, UsageError
 from penstock.pipeline import session_buffer
 from penstock.pipeline.handling import current_handling
 from penstock.pipeline.transaction_buffer import Pending, buffer_of, open_buffer
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.outbox_writer import insert, insert_async
+from penstock.telemetry import tracing
 
 Admit: TypeAlias = Callable[[str, Event | RawEvent], None]
 Plain: TypeAlias = Session | Connection | psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
@@ -86,8 +89,10 @@ class Sender:
                 "Sending through a psycopg AsyncConnection is I/O. Nothing was sent; "
                 "write `await send_async(...)`."
             )
-        outgoing = self._encode(stream, events, key, metadata, event_uuids)
-        self._deliver(plain, outgoing)
+        events = list(events)
+        with _span(stream, len(events)):
+            outgoing = self.encode(stream, events, key, metadata, event_uuids)
+            self._deliver(plain, outgoing)
         return [each.event_uuid for each in outgoing]
 
     async def send_async(
@@ -119,15 +124,22 @@ class Sender:
     ) -> list[UUID]:
         """The same for several events, in one round trip."""
         plain = _plain(target)
-        outgoing = self._encode(stream, events, key, metadata, event_uuids)
-        if not isinstance(plain, psycopg.AsyncConnection):
-            self._deliver(plain, outgoing)
-        elif outgoing:
-            _refuse_autocommit(plain)
-            await insert_async(plain, self._schema, outgoing)
+        events = list(events)
+        with _span(stream, len(events)):
+            outgoing = self.encode(stream, events, key, metadata, event_uuids)
+            if not isinstance(plain, psycopg.AsyncConnection):
+                self._deliver(plain, outgoing)
+            elif outgoing:
+                _refuse_autocommit(plain)
+                await insert_async(plain, self._schema, outgoing)
         return [each.event_uuid for each in outgoing]
 
-    def _encode(
+    @property
+    def schema(self) -> str:
+        """The schema of the outbox that it sends to."""
+        return self._schema
+
+    def encode(
         self,
         stream: str,
         events: Iterable[Event | RawEvent],
@@ -135,6 +147,7 @@ class Sender:
         metadata: Mapping[str, Any] | None,
         event_uuids: Sequence[UUID] | None,
     ) -> list[OutgoingEvent]:
+        """The events as the outbox takes them, with what the event in hand passes on to them."""
         events = list(events)
         if event_uuids is None:
             event_uuids = [new_event_uuid() for _ in events]
@@ -222,10 +235,21 @@ def _of_one_outbox(pending: list[Pending]) -> list[OutgoingEvent]:
 
 
 def _with_inheritance(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    handling = current_handling.get()
-    if handling is None or not isinstance(metadata, Mapping | None):
+    handling, carried = current_handling.get(), tracing.carried_metadata()
+    if (handling is None and not carried) or not isinstance(metadata, Mapping | None):
         return metadata
-    return {**handling.inherited_metadata(), **(metadata or {})}
+    given = metadata or {}
+    inherited = {} if handling is None else handling.inherited_metadata()
+    if carried or TRACEPARENT in given:
+        # The two belong together: no state of another trace.
+        for name in (TRACEPARENT, TRACESTATE):
+            inherited.pop(name, None)
+    return {**inherited, **({} if TRACEPARENT in given else carried), **given}
+
+
+def _span(stream: str, count: int) -> AbstractContextManager[Any]:
+    tracer = tracing.active() if count and isinstance(stream, str) else None
+    return tracing.NOTHING if tracer is None else tracer.sending(stream, count)
 
 
 def _plain(target: Any) -> Plain:

@@ -11,7 +11,10 @@ from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.looser import AtLeastOnce, AtMostOnce
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.setting_aside import SettingAside
+from penstock.pipeline.timing import Stopwatch, TimedAttempt
 from penstock.pipeline.unsealing import Unsealing
+from penstock.telemetry import signals
+from penstock.telemetry.bus import is_wanted
 
 
 class Workplace:
@@ -40,6 +43,7 @@ class Workplace:
             parking=parking,
             unsealing=unsealing,
         )
+        stopwatch = Stopwatch() if is_wanted(signals.AttemptEnded) else None
         calls = Calls(
             name,
             options,
@@ -48,8 +52,10 @@ class Workplace:
             seams=seams,
             unsealing=unsealing,
             replay=consuming.replay,
+            timing=None if stopwatch is None else stopwatch.timing,
         )
-        self.attempt = self._attempt(consuming, calls, ledger)
+        attempt = self._attempt(consuming, calls, ledger)
+        self.attempt = attempt if stopwatch is None else TimedAttempt(name, attempt, stopwatch)
 
     def _attempt(self, consuming: Consuming, calls: Calls, ledger: Ledger) -> Attempt:
         name, options = consuming.name, consuming.options

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.runtime.heartbeat import Listener
+from penstock.runtime.metric_pipe import MetricListener, Sink
 from penstock.stores.identity import new_token
 
 WORKER_ID = "{worker_id}"
 """Stands in a command line for the id that each start of a process gets anew."""
 HEARTBEAT_FD = "{heartbeat_fd}"
 """Stands in a command line for the pipe to beat into; without it nobody listens."""
+METRICS_FD = "{metrics_fd}"
+"""Stands in a command line for the pipe to tell counts through; without it nobody wants them."""
 
 FIRST_BEAT_SECONDS = 120.0
 """A child may take so long to start, however short the timeout is afterwards."""
@@ -35,6 +38,8 @@ class ProcessSpec:
     """What makes a spare one of these: a line for its standard input."""
     apart: tuple[ProcessSpec, ...] = ()
     """What runs instead once this process, in which they were together, has crashed."""
+    on_metrics: Sink | None = None
+    """Told what the child has counted; needs METRICS_FD in the command line."""
 
     @property
     def everybody(self) -> frozenset[str]:
@@ -44,24 +49,43 @@ class ProcessSpec:
 
 
 class _Launched:
-    """A process, and the pipe it beats into. Raises OSError where it cannot be started."""
+    """A process, and the pipes it writes into. Raises OSError where it cannot be started."""
 
     def __init__(self, spec: ProcessSpec, worker_id: str, stdin: int) -> None:
         self._spec, self._worker_id, self._stdin = spec, worker_id, stdin
         self.process: subprocess.Popen[bytes]
         self.listener: Listener | None = None
-        if HEARTBEAT_FD in spec.argv:
-            self.listener = Listener(self._open)
+        self.metrics: MetricListener | None = None
+        if spec.on_metrics is not None and METRICS_FD in spec.argv:
+            self.metrics = MetricListener(spec.on_metrics, self._listen)
         else:
-            self._open(None)
+            self._listen(None)
 
-    def _open(self, heartbeat_fd: int | None) -> None:
-        values = {WORKER_ID: self._worker_id, HEARTBEAT_FD: str(heartbeat_fd)}
+    def close(self) -> None:
+        """Take what was written last, and let go of the pipes."""
+        if self.listener is not None:
+            self.listener.close()
+        if self.metrics is not None:
+            self.metrics.drain()
+            self.metrics.close()
+
+    def _listen(self, metrics_fd: int | None) -> None:
+        if HEARTBEAT_FD in self._spec.argv:
+            self.listener = Listener(lambda heartbeat_fd: self._open(heartbeat_fd, metrics_fd))
+        else:
+            self._open(None, metrics_fd)
+
+    def _open(self, heartbeat_fd: int | None, metrics_fd: int | None) -> None:
+        values = {
+            WORKER_ID: self._worker_id,
+            HEARTBEAT_FD: str(heartbeat_fd),
+            METRICS_FD: str(metrics_fd),
+        }
         self.process = subprocess.Popen(  # noqa: S603 - our own command line
             [values.get(part, part) for part in self._spec.argv],
             stdin=self._stdin,
             env={**os.environ, **self._spec.environment},
-            pass_fds=() if heartbeat_fd is None else (heartbeat_fd,),
+            pass_fds=[fd for fd in (heartbeat_fd, metrics_fd) if fd is not None],
             # Out of the terminal's reach: Ctrl-C is for the parent, which stops its children.
             start_new_session=True,
         )
@@ -99,8 +123,7 @@ class Spare:
         with contextlib.suppress(OSError):
             assert self.launched.process.stdin is not None
             self.launched.process.stdin.close()
-        if self.launched.listener is not None:
-            self.launched.listener.close()
+        self.launched.close()
 
 
 class Child:
@@ -117,6 +140,7 @@ class Child:
             else:
                 spare.end()
         launched = launched or _Launched(spec, self.worker_id, subprocess.DEVNULL)
+        self._launched = launched
         self.process, self.listener = launched.process, launched.listener
         self.started_at = time.monotonic()
         self.beat_at: float | None = None
@@ -126,7 +150,9 @@ class Child:
         """Set once it was asked to stop; its end is then no crash."""
 
     def listen(self, now: float) -> None:
-        """Take note of heartbeats."""
+        """Take note of heartbeats, and of what it has counted."""
+        if self._launched.metrics is not None:
+            self._launched.metrics.drain()
         if self.listener is not None and self.listener.heard():
             self.beat_at = self._heard_at = now
 
@@ -156,5 +182,4 @@ class Child:
 
     def close(self) -> None:
         """Let go of what was held for it."""
-        if self.listener is not None:
-            self.listener.close()
+        self._launched.close()

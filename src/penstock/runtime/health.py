@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-COUNTER_QUARANTINED = "supervisor.worker.quarantined"
+from penstock.telemetry import metrics
+from penstock.telemetry.metrics import Reading
+
+COUNTER_QUARANTINED = metrics.WORKER_QUARANTINED.name
 """How often this supervisor has set a worker aside."""
-GAUGE_QUARANTINED = "supervisor.workers.quarantined"
+GAUGE_QUARANTINED = metrics.WORKERS_QUARANTINED.name
 """How many of its workers are set aside now."""
 
 TURNING_SECONDS = 10.0
@@ -79,24 +81,17 @@ class GroupReport:
             GAUGE_QUARANTINED: len(self.quarantined),
         }
 
-    def as_metrics(self) -> str:
-        """For Prometheus, which has no dots in names."""
-        return "\n".join(self._metric_lines()) + "\n"
-
-    def _metric_lines(self) -> Iterator[str]:
+    def as_readings(self) -> list[Reading]:
+        """For whoever collects metrics."""
         running = sum(worker.state is WorkerState.RUNNING for worker in self.workers)
-        for name, kind, value in (
-            (COUNTER_QUARANTINED, "counter", self.quarantines),
-            (GAUGE_QUARANTINED, "gauge", len(self.quarantined)),
-            ("supervisor.workers.running", "gauge", running),
-            ("supervisor.workers.wanted", "gauge", len(self.workers)),
-        ):
-            yield f"# TYPE {_plain(name)} {kind}"
-            yield f"{_plain(name)} {value}"
-        yield "# TYPE supervisor_worker_restarts counter"
-        for worker in self.workers:
-            yield f'supervisor_worker_restarts{{worker="{worker.name}"}} {worker.restarts}'
-
-
-def _plain(name: str) -> str:
-    return name.replace(".", "_")
+        restarts = (
+            Reading(metrics.WORKER_RESTARTS, (worker.name,), worker.restarts)
+            for worker in self.workers
+        )
+        return [
+            Reading(metrics.WORKER_QUARANTINED, (), self.quarantines),
+            Reading(metrics.WORKERS_QUARANTINED, (), len(self.quarantined)),
+            Reading(metrics.WORKERS_RUNNING, (), running),
+            Reading(metrics.WORKERS_WANTED, (), len(self.workers)),
+            *restarts,
+        ]

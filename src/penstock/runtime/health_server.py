@@ -1,35 +1,48 @@
-"""`/healthz`, `/readyz` and `/metrics` over HTTP, for probes; a thread that asks nobody."""
+"""`/healthz`, `/readyz` and `/metrics` over HTTP. Probes are answered without asking anybody."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.runtime.exposition import CONTENT_TYPE, exposed
 from penstock.runtime.health import GroupReport
+from penstock.telemetry.metrics import Reading
 
 REQUEST_SECONDS = 5.0
 JSON = "application/json"
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HealthServer:
-    """Answers from the supervisor's last report until it is closed."""
+    """Answers from the supervisor's last report until it is closed.
 
-    def __init__(self, host: str, port: int, read: Callable[[], GroupReport | None]) -> None:
+    What `more` gives is told as metrics beside those of the report.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        read: Callable[[], GroupReport | None],
+        *,
+        more: Callable[[], Iterable[Reading]] = tuple,
+        option: str = "--health-port",
+    ) -> None:
         class Handler(_Handler):
             read_report = staticmethod(read)
+            read_more = staticmethod(more)
 
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise UsageError(
-                f"--health-port {port} on {host} cannot be listened on: {error.strerror}. "
+                f"{option} {port} on {host} cannot be listened on: {error.strerror}. "
                 "Nothing was started; choose another port, or end what uses this one."
             ) from None
         self._server.daemon_threads = True
@@ -49,6 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "penstock"
     sys_version = ""
     read_report: Callable[[], GroupReport | None]
+    read_more: Callable[[], Iterable[Reading]]
 
     def do_GET(self) -> None:
         report, now = self.read_report(), time.monotonic()
@@ -63,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
                 reasons = report.obstacles(now)
                 self._answer(_status(not reasons), {"ready": not reasons, "reasons": reasons})
             case "/metrics":
-                self._write(HTTPStatus.OK, TEXT, report.as_metrics().encode())
+                text = exposed([*report.as_readings(), *self.read_more()])
+                self._write(HTTPStatus.OK, CONTENT_TYPE, text.encode())
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, {"paths": ["/healthz", "/readyz", "/metrics"]})
 

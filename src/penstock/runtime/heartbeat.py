@@ -124,7 +124,7 @@ class Pulse:
 
 
 class Listener:
-    """The supervisor's end of a child's heartbeat pipe."""
+    """The supervisor's end of a pipe that a child writes into."""
 
     def __init__(self, open_child: Callable[[int], object]) -> None:
         """Open the pipe, start the child with its other end, and keep this one."""
@@ -140,10 +140,14 @@ class Listener:
 
     def heard(self) -> bool:
         """Whether the child has beaten since the last look."""
+        return bool(self.read(65536))
+
+    def read(self, count: int) -> bytes:
+        """What the child has written; nothing where that is nothing yet, or will be for ever."""
         try:
-            return bool(os.read(self._reading, 65536))
+            return os.read(self._reading, count)
         except BlockingIOError:
-            return False
+            return b""
 
     def close(self) -> None:
         """Listen no more."""

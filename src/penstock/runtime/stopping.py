@@ -49,6 +49,12 @@ def stop_on_signals(stop: threading.Event, shutdown_seconds: float) -> None:
         signal.signal(number, request_stop)
 
 
+def seconds_to_end() -> float | None:
+    """How long the kernel still lets this process run; None before anybody asked it to stop."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    return left or None
+
+
 @contextlib.contextmanager
 def told_of_stop_signals(tell: Callable[[], object]) -> Iterator[None]:
     """Call `tell` at every SIGTERM and SIGINT meanwhile, in the main thread."""

@@ -66,6 +66,16 @@ class _SharedLoop:
 _shared_loop = _SharedLoop()
 
 
+def enter_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process's handlers, to be left with `leave_loop`."""
+    return _shared_loop.enter()
+
+
+def leave_loop() -> None:
+    """Use the loop no more; the last one ends it."""
+    _shared_loop.leave()
+
+
 class AsyncWorkerConnection:
     """For `async def` handlers: the same transaction, as a task on the process's event loop."""
 

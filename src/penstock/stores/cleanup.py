@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, get_args
 
 import psycopg
 
@@ -14,6 +14,9 @@ from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 Connection = psycopg.Connection[Any]
 LOCK_TIMEOUT = "200ms"
 """How long a batch waits for a row that somebody has locked."""
+AgedTable = Literal["inbox_event", "trail"]
+"""Tables whose rows nothing but time makes needless."""
+AGED_TABLES: tuple[AgedTable, ...] = get_args(AgedTable)
 BEGINNING = "-infinity"
 """Before every row, as PostgreSQL writes it."""
 
@@ -94,9 +97,12 @@ class Cleanup:
         [row] = self._batch(connection, {"since": since or BEGINNING, **limits}, "prune_effects")
         return EffectsPruned(*row)
 
-    def prune_inbox(self, connection: Connection, *, retention_days: float, batch_size: int) -> int:
-        """Delete the oldest claims. Returns how many went."""
-        [row] = self._batch(connection, _limits(retention_days, batch_size), "prune_inbox")
+    def prune_aged(
+        self, connection: Connection, table: AgedTable, *, retention_days: float, batch_size: int
+    ) -> int:
+        """Delete the oldest rows of a table. Returns how many went."""
+        limits = _limits(retention_days, batch_size)
+        [row] = self._batch(connection, limits, f"prune_{table}")
         return int(row[0])
 
     def prune_operations(

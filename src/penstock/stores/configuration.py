@@ -269,10 +269,10 @@ def _parsed_url(name: str, value: Any, origin: str) -> str | None:
         return None
     if not isinstance(value, str) or not value:
         raise SettingsError(f"{name} is empty or no text (from {origin}); expected {_form(name)}.")
-    if name == "redis_url":
+    if name in ("redis_url", "timer_redis_url"):
         if _REDIS_URL.match(value) is None:
             raise SettingsError(
-                f"redis_url cannot be understood (from {origin}); expected {_form(name)}."
+                f"{name} cannot be understood (from {origin}); expected {_form(name)}."
             )
         return value
     if name == "archive_url":
@@ -311,6 +311,7 @@ def _form(expected: Any) -> str:
         bool: "true or false",
         "database_url": "postgresql://user:password@host:port/name",
         "redis_url": 'redis://host:port/0, rediss://… or "none"',
+        "timer_redis_url": 'redis://host:port/0, rediss://… or "none" (the same as redis_url)',
         "archive_url": 's3://bucket/prefix, file:///folder, the path of a folder or "none"',
     }
     return forms[expected]

@@ -57,11 +57,11 @@ class RedisLog:
         self._prefix = prefix
         self._limits = (length_max, bytes_max)
         self._address = masked_url(url)
-        self._client = _client(url, SOCKET_SECONDS)
+        self._client = new_client(url, SOCKET_SECONDS)
         self._writer = RedisLink(self._client)
         # Connections of its own: a blocked read must not hold up an append, and its socket
         # has to be more patient than the longest wait.
-        self._reader = RedisLink(_client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS))
+        self._reader = RedisLink(new_client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS))
         self._scripts = {name: Script(lua(name)) for name in ("open", "append", "restart", "last")}
         self._is_checked = False
 
@@ -176,8 +176,7 @@ class RedisLog:
         self._is_checked = False
 
     def _log_key(self, stream_name: str) -> str:
-        # The braces keep a stream's keys on one node of a cluster.
-        return f"{self._prefix}:{{{stream_name}}}:log"
+        return log_key(self._prefix, stream_name)
 
     def _meta_key(self, stream_name: str) -> str:
         return f"{self._prefix}:{{{stream_name}}}:meta"
@@ -229,6 +228,12 @@ class RedisLog:
         return ServerUnsuitable(f"Redis at {self._address} refuses: {reply}")
 
 
+def log_key(prefix: str, stream_name: str) -> str:
+    """Where a stream's entries are."""
+    # The braces keep a stream's keys on one node of a cluster.
+    return f"{prefix}:{{{stream_name}}}:log"
+
+
 def is_passing(error: redis.RedisError) -> bool:
     """Whether a server refuses for now what it will accept later."""
     reply = str(error)
@@ -239,7 +244,7 @@ def _words(fence: Fence) -> tuple[str, str, int]:
     return fence.origin, fence.incarnation, fence.term
 
 
-def _client(url: str, socket_seconds: float) -> redis.Redis:
+def new_client(url: str, socket_seconds: float) -> redis.Redis:
     """A client that never repeats a command by itself: the caller knows what is safe."""
     try:
         client = redis.Redis.from_url(

@@ -1,7 +1,8 @@
-"""Signals as log lines: one each, at its level, for a person or for a machine."""
+"""Signals as log lines: one for each thing that happened, for a person or for a machine."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
@@ -11,7 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 from penstock.core.require import require
+from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
+from penstock.telemetry.log_repeats import Repeats
 from penstock.telemetry.signals import Signal
 
 Format = Literal["human", "json"]
@@ -21,13 +24,27 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-RESERVED_NAMES = frozenset({"time", "level", "signal", "logger", "message", "exception", "fields"})
+REPEATED = "repeated"
+RESERVED_NAMES = frozenset(
+    {"time", "level", "signal", "logger", "message", "exception", "fields", REPEATED}
+)
 """What a JSON line calls its own; no signal has a field of such a name."""
+QUOTING: dict[type[Signal], str] = {
+    signals.BatchRolledBack: "reason",
+    signals.CompletedThenFailed: "error",
+    signals.EventBuried: "reason",
+    signals.EventFailed: "error",
+    signals.KeyHeld: "reason",
+}
+"""Fields with the text of an error that a handler raised, who had an event in hand."""
+WITHHELD = "(withheld: the stream is not open)"
 
 _logger = logging.getLogger("penstock")
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PLAIN = re.compile(r"[\w!#-<>-~]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_discreet: set[str] = set()
+"""Consumers of streams that not everybody may read."""
 
 
 def configure_logging(
@@ -48,6 +65,9 @@ def configure_logging(
     _logger.setLevel(LEVELS[level])
     # The application's own handlers would say everything a second time.
     _logger.propagate = False
+    _begin_counting()
+    atexit.unregister(_tell_counted)
+    atexit.register(_tell_counted)
     unsubscribe(write_signal)
     for signal_type in Signal.registry.values():
         # A signal that nobody wants is never built, so ask only for what will be written.
@@ -55,11 +75,40 @@ def configure_logging(
             subscribe(signal_type, write_signal)
 
 
+def _begin_counting() -> None:
+    """Tell what was counted before, to whom it was to be told, and begin anew."""
+    global _repeats  # noqa: PLW0603 - one for the process, like the logger that it writes to
+    _repeats.close()
+    _repeats = Repeats(_write)
+
+
+def _tell_counted() -> None:
+    _repeats.close()
+
+
+def withhold_errors_of(consumer: str) -> None:
+    """Write no more than the kind of an error of this consumer: its stream is not open to all."""
+    _discreet.add(consumer)
+
+
 def write_signal(signal: Signal) -> None:
-    """Write one signal as one log record."""
+    """Write one signal as one log record; one that is repeated soon, once in a while."""
+    _repeats.hear(signal)
+
+
+def _write(signal: Signal, repeated: int) -> None:
     values = {field.name: getattr(signal, field.name) for field in fields(signal)}  # type: ignore[arg-type]
+    if (quoting := QUOTING.get(type(signal))) is not None and values["consumer"] in _discreet:
+        kind, colon, _text = values[quoting].partition(": ")
+        # Without a colon it is not an error's text, but a sentence of our own.
+        values[quoting] = f"{kind}: {WITHHELD}" if colon else kind
+    if repeated:
+        values[REPEATED] = repeated
     name = type(signal).__name__
     _logger.log(LEVELS[signal.level], "%s", name, extra={"signal": name, "fields": values})
+
+
+_repeats = Repeats(_write)
 
 
 class HumanFormatter(logging.Formatter):

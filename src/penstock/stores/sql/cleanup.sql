@@ -80,7 +80,7 @@ WITH looked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM pruned), (SELECT count(*) FROM looked),
        (SELECT max(started_at) FROM looked)
 
--- name: prune_inbox
+-- name: prune_inbox_event
 -- The oldest claims: nobody delivers these events again.
 WITH looked AS MATERIALIZED (
     SELECT i.ctid AS place
@@ -90,6 +90,20 @@ WITH looked AS MATERIALIZED (
      LIMIT %(batch_size)s
 ), pruned AS (
     DELETE FROM events.inbox_event i WHERE i.ctid = ANY(ARRAY(SELECT place FROM looked))
+    RETURNING 1
+)
+SELECT count(*) FROM pruned
+
+-- name: prune_trail
+-- The oldest lines. Parked events and dead letters keep their own record of what went wrong.
+WITH looked AS MATERIALIZED (
+    SELECT t.ctid AS place
+      FROM events.trail t
+     WHERE t.noted_at < now() - make_interval(secs => %(retention_seconds)s)
+     ORDER BY t.noted_at
+     LIMIT %(batch_size)s
+), pruned AS (
+    DELETE FROM events.trail t WHERE t.ctid = ANY(ARRAY(SELECT place FROM looked))
     RETURNING 1
 )
 SELECT count(*) FROM pruned

@@ -160,6 +160,10 @@ UPDATE events.operation_event SET consumer = %(new)s WHERE consumer = %(old)s
 -- Rows of dead workers, for their supervisors to find.
 UPDATE events.worker SET consumer = %(new)s WHERE consumer = %(old)s
 
+-- name: rename_trail
+-- What happened to its events goes along.
+UPDATE events.trail SET consumer = %(new)s WHERE consumer = %(old)s
+
 -- name: count_rows
 -- What a consumer leaves behind.
 SELECT (SELECT count(*) FROM events.processed_event WHERE consumer = %(consumer)s),
@@ -223,6 +227,10 @@ DELETE FROM events.operation WHERE consumer = %(consumer)s
 -- name: forget_worker
 -- Rows of dead workers.
 DELETE FROM events.worker WHERE consumer = %(consumer)s
+
+-- name: forget_trail
+-- There is nobody left whom it could tell about.
+DELETE FROM events.trail WHERE consumer = %(consumer)s
 
 -- name: forget_consumer
 -- Last, so that its row's lock covers everything above.

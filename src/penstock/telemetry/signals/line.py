@@ -35,6 +35,10 @@ class BatchAppended(Signal):
     stream_name: str
     last: int
     count: int
+    refilled: int = 0
+    """How many of them it had before, and lost."""
+    first_sent_us: int = 0
+    """When the first of them was sent, in microseconds since 1970; 0 for a hole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class BatchConfirmed(Signal):
 
     stream_name: str
     last: int
+    count: int = 0
+    """By how many positions that is further than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,15 @@ class HolePassed(Signal, level=Level.INFO):
 
 
 @dataclass(frozen=True, slots=True)
+class HotTierRead(Signal):
+    """Entries were read from the hot log."""
+
+    consumer: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class WarmTierRead(Signal):
     """Entries were read from the outbox instead of the hot log."""
 
@@ -251,6 +266,15 @@ class EventSkipped(Signal):
 
 
 @dataclass(frozen=True, slots=True)
+class EventsUnknown(Signal):
+    """Events are of a type or version that no event class here knows; the first one's type."""
+
+    consumer: str
+    count: int
+    event_type: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchSealed(Signal):
     """All handlers are done and their writes are sent; fence and COMMIT come next."""
 
@@ -266,6 +290,21 @@ class BatchCommitted(Signal):
     first: int
     last: int
     handled: int
+    skipped: int = 0
+    """Those that passed by: of a type that the handler does not name, or shredded."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded(Signal):
+    """An attempt at a batch took so long, and so did the calls of its handler."""
+
+    consumer: str
+    events: int
+    """Those that it has settled; 0 where it failed."""
+    seconds: float
+    calls: tuple[int, ...]
+    """By their duration, in the buckets of handler_seconds."""
+    handler_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +324,12 @@ class ConsumerBlocked(Signal, level=Level.ERROR):
     consumer: str
     position: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFarBehind(Signal, level=Level.WARNING):
+    """A consumer has a long way to go; said once, by whoever reads metrics."""
+
+    consumer: str
+    stream_name: str
+    lag_events: int

@@ -1,0 +1,82 @@
+"""What is costly to read, for many who ask: read when somebody does, at most every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.telemetry.metrics import Reading
+
+STATE_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 4.0
+"""Whoever asks is answered by then, with nothing if need be: Prometheus waits ten seconds."""
+
+_logger = logging.getLogger("penstock")
+
+
+class StateCache:
+    """Reads in a thread of its own, so that a server that is away holds up nobody for long."""
+
+    def __init__(self, read: Callable[[], Sequence[Reading]], close: Callable[[], object]) -> None:
+        self._read = read
+        self._close = close
+        self._readings: Sequence[Reading] = ()
+        self._read_at: float | None = None
+        self._asked_at: float | None = None
+        """Since when somebody waits for an answer."""
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> Sequence[Reading]:
+        """What was read within STATE_SECONDS; nothing where it cannot be known in time."""
+        asked_at = time.monotonic()
+        with self._changed:
+            if self._is_fresh(asked_at):
+                return self._readings
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(
+                    target=self._keep_reading, name="penstock-metrics-state", daemon=True
+                )
+                self._thread.start()
+            if self._asked_at is None:
+                self._asked_at = asked_at
+                self._changed.notify_all()
+            # Counted from the first who asked: a server that hangs holds up one, not each in turn.
+            seconds = max(0.0, self._asked_at + ANSWER_SECONDS - asked_at)
+            is_known = self._changed.wait_for(lambda: self._is_fresh(asked_at), seconds)
+            return self._readings if is_known else ()
+
+    def close(self) -> None:
+        """Read no more; the thread ends when it has no question under way."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _is_fresh(self, now: float) -> bool:
+        return self._read_at is not None and now - self._read_at < STATE_SECONDS
+
+    def _try_to_read(self) -> Sequence[Reading]:
+        try:
+            return self._read()
+        except Exception:
+            # Whoever scrapes must still learn of everything else.
+            _logger.exception("the state of the pipeline could not be read for metrics")
+            return ()
+
+    def _keep_reading(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked_at is not None or self._is_closed)
+                if self._is_closed:
+                    break
+            # The time before the question: what it says may be as old as that.
+            began_at = time.monotonic()
+            readings = self._try_to_read()
+            with self._changed:
+                self._readings, self._read_at, self._asked_at = readings, began_at, None
+                self._changed.notify_all()
+        self._close()
