@@ -17,7 +17,7 @@ BILL = "bill"
 SHIP = "ship"
 
 
-class Placed(Event, type="orders.placed", version=1, key="customer"):
+class Placed(Event, type="alerts.placed", version=1, key="customer"):
     """An order."""
 
     customer: str

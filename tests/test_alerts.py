@@ -266,9 +266,9 @@ def test_every_command_of_the_guide_exists_with_its_options() -> None:
     for line in called:
         command = whole
         words = line.replace("…", "").split()
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        assert not getattr(command, "commands", None) or not words, f"penstock {line}"
+        while words and hasattr(command, "get_command"):
+            command = command.get_command(None, words.pop(0))
+            assert command is not None, f"penstock {line}"
         options = {option for each in command.params for option in each.opts + each.secondary_opts}
         assert {word for word in words if word.startswith("--")} <= options, f"penstock {line}"
 

@@ -8,29 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import (
-    archive,
-    consumers,
-    dead_letters,
-    demonstration,
-    doctor,
-    journey,
-    migrating,
-    parked,
-    policy,
-    quarantine,
-    redriving,
-    replay,
-    running,
-    schema,
-    sending,
-    settings,
-    status,
-    streams,
-    timers,
-    top,
-    verify,
-)
+from penstock.cli.commands import Commands
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_error
 from penstock.errors import PenstockError, UsageError
@@ -41,6 +19,7 @@ EXIT_USAGE = 2
 # Plain tracebacks: the pretty ones can print local variables, and those hold passwords.
 application = typer.Typer(
     name="penstock",
+    cls=Commands,
     help="Events from PostgreSQL to their handlers, each exactly once.",
     no_args_is_help=True,
     add_completion=False,
@@ -75,32 +54,6 @@ def remember_application(
 ) -> None:
     """Events from PostgreSQL to their handlers, each exactly once."""
     context.obj = Invocation(app or None)
-
-
-application.command("demo")(demonstration.demo)
-application.command("dev")(running.dev)
-application.command("run")(running.run)
-application.command("work", hidden=True)(running.work)
-application.command("migrate")(migrating.migrate)
-application.command("send")(sending.send)
-application.command("status")(status.status)
-application.command("top")(top.top)
-application.command("verify")(verify.verify)
-application.command("doctor")(doctor.doctor)
-application.command("journey")(journey.journey)
-application.add_typer(archive.application, name="archive")
-application.add_typer(consumers.application, name="consumers")
-dead_letters.application.command("redrive")(redriving.command)
-application.add_typer(dead_letters.application, name="dead-letters")
-application.add_typer(dead_letters.application, name="dlq", hidden=True)
-application.add_typer(parked.application, name="parked")
-application.add_typer(policy.application, name="policy")
-application.add_typer(quarantine.application, name="quarantine")
-application.add_typer(replay.application, name="replay")
-application.add_typer(schema.application, name="schema")
-application.add_typer(streams.application, name="streams")
-application.add_typer(timers.application, name="timers")
-application.command("config")(settings.config)
 
 
 def main() -> None:

@@ -6,17 +6,19 @@ import importlib
 import os
 import sys
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import typer
 
-from penstock.app import Pipeline
 from penstock.core.settings import Settings
 from penstock.errors import UsageError
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect
+
+if TYPE_CHECKING:
+    from penstock.app import Pipeline
 
 ADVICE = "Write --app module:attribute (or PENSTOCK_APP), for example --app shop:pipeline."
 
@@ -32,6 +34,8 @@ class Invocation:
         """The application's pipeline or, without an application, one that has only settings."""
         if self.app is not None:
             return load_pipeline(self.app)
+        from penstock.app import Pipeline  # noqa: PLC0415 - most of what there is to import
+
         return Pipeline("cli")
 
     @cached_property
@@ -64,6 +68,8 @@ def invocation_of(context: typer.Context) -> Invocation:
 
 def load_pipeline(name: str) -> Pipeline:
     """Import `module:attribute` as Python would from this folder. Raises UsageError."""
+    from penstock.app import Pipeline  # noqa: PLC0415 - most of what there is to import
+
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise UsageError(f"--app {name!r} names no pipeline. {ADVICE}")

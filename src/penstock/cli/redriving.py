@@ -12,7 +12,12 @@ import psycopg
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from penstock.cli.dead_letters import described, require_criterion, tell_of_choice
+from penstock.cli.dead_letters import (
+    application,
+    described,
+    require_criterion,
+    tell_of_choice,
+)
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.letter_options import (
     EXIT_INTERRUPTED,
@@ -103,6 +108,7 @@ def redrive(
 
 
 command = with_criteria(redrive)
+application.command("redrive")(command)
 
 
 def parse_rate(text: str | None) -> float | None:
