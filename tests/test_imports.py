@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.cli.commands import COMMANDS, Commands
 
-HEAVY = ("penstock.app.pipeline", "penstock.pipeline.lane", "redis")
+HEAVY = ("penstock.app.pipeline", "penstock.pipeline.lane", "redis", "sqlalchemy")
 
 
 @pytest.mark.parametrize("name", penstock.__all__)

@@ -241,10 +241,21 @@ def test_many_scrapers_are_one_question() -> None:
     assert server.is_closed.wait(10)
 
 
+def test_who_asks_now_and_then_finds_it_read_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_cache, "STATE_SECONDS", 0.05)
+    server = Server()
+    cache = StateCache(server.read, server.is_closed.set)
+    cache.get()
+    wait_until(lambda: server.asked > 3, what="it is read again by itself")
+    cache.close()
+    assert server.is_closed.wait(10)
+
+
 def test_a_server_that_hangs_is_waited_for_once_and_old_state_is_never_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state_cache, "STATE_SECONDS", 0.0)
+    monkeypatch.setattr(state_cache, "WANTED_SECONDS", -1.0)
     monkeypatch.setattr(state_cache, "ANSWER_SECONDS", 0.2)
     server = Server()
     cache = StateCache(server.read, server.is_closed.set)

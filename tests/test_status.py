@@ -15,7 +15,7 @@ from rich.console import Console
 
 from penstock.cli import status as command
 from penstock.ops.status import ConsumerStatus, LeaseStatus, Status, StreamStatus
-from penstock.ops.timers import TimerStatus
+from penstock.ops.timer_status import TimerStatus
 from tests.bookkeeper import BILL
 from tests.graveyard import Graveyard
 from tests.test_cli import Penstock

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Pipeline, RawEvent
 from penstock.cli.output import span
-from penstock.ops.timers import COUNT_MAX
+from penstock.ops.timer_status import COUNT_MAX
 from penstock.stores.servers import Servers
 from tests.databases import new_database
 from tests.test_cli import Penstock
@@ -45,6 +45,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
             pipeline.schedule(connection, "mails", event, at=NOON, timer_id="far", **meta)
             pipeline.schedule(connection, "orders", event, delay=timedelta(hours=3), timer_id="bad")
             cron: dict[str, Any] = {"cron": "0 9 * * MON", "zone": "Europe/Berlin"}
+            cron["delay"] = timedelta(days=3)
             pipeline.schedule(connection, "orders", event, **cron, timer_id="weekly")
             connection.execute(
                 "UPDATE events.timer SET held_at = now(), held_reason = 'no seal'"

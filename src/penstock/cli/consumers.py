@@ -22,6 +22,7 @@ from penstock.cli.output import (
     print_note,
     table,
 )
+from penstock.cli.status import state_of
 from penstock.errors import OperationRefused
 from penstock.ops.consumers import Consumers, require_no_replay
 from penstock.ops.seeking import Seeker, SeekPlan, parse_target
@@ -67,17 +68,6 @@ def _row(consumer: ConsumerStatus) -> tuple[object, ...]:
         consumer.checkpoint,
         consumer.lag_events,
         duration(consumer.lag_ms),
-    )
-
-
-def state_of(consumer: ConsumerStatus) -> str:
-    """The state in words, with who is behind it."""
-    if consumer.paused_at is None:
-        return consumer.state.value
-    reason = f": {consumer.pause_reason}" if consumer.pause_reason else ""
-    also = "quarantined; " if consumer.quarantined_at is not None else ""
-    return (
-        f"{also}paused by {consumer.paused_by} since {consumer.paused_at:%Y-%m-%d %H:%M %Z}{reason}"
     )
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_output import plain
-from penstock.cli.output import console, print_json
+from penstock.cli.output import console, plain, print_json
 from penstock.core.diagnosis import Finding, Level
 from penstock.ops.doctor import examine
 

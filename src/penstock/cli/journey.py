@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_output import moment, plain, print_facts
-from penstock.cli.output import console, duration, print_json, print_note, table
+from penstock.cli.letter_output import moment, print_facts
+from penstock.cli.output import console, duration, plain, print_json, print_note, table
 from penstock.core.journey import Journey, Step
 from penstock.errors import UsageError
 from penstock.ops.journey import parse_event, read_journey

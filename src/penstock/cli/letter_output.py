@@ -7,19 +7,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from penstock.cli.output import console, table
+from penstock.cli.output import console, plain, table
 from penstock.core.wire import Entry
 from penstock.errors import ContractError, MalformedEntry
 from penstock.stores.dead_letters import Attempt, FullLetter, Group, Letter, TouchedBy
 
 ERROR_WIDTH = 80
-# What an event or an error says must not steer the terminal that shows it.
-_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-def plain(text: str) -> str:
-    """Text that somebody else wrote, without anything that a terminal obeys."""
-    return text.translate(_CONTROLS)
 
 
 def one_line(text: str | None) -> str | None:

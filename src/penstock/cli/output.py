@@ -18,6 +18,8 @@ from penstock.errors import OperationRefused, UsageError
 
 # Into a file or a pipe nothing is cut off at an imagined right edge.
 PIPE_WIDTH = 240
+# What an event or an error says must not steer the terminal that shows it.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
 error_console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -100,3 +102,8 @@ def lines(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 def _shown(cell: object) -> str:
     return "-" if cell is None else str(cell)
+
+
+def plain(text: str) -> str:
+    """Text that somebody else wrote, without anything that a terminal obeys."""
+    return text.translate(_CONTROLS)

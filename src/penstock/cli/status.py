@@ -13,16 +13,20 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.consumers import state_of
 from penstock.cli.invocation import Invocation, invocation_of
-from penstock.cli.letter_output import plain
-from penstock.cli.output import console, duration, lines, print_json, span, table
+from penstock.cli.output import console, duration, lines, plain, print_json, span, table
 from penstock.core.top import by_trouble, share
 from penstock.errors import PenstockError, UsageError
 from penstock.ops.check import LAG_SECONDS_MAX, Problem, find_problems, things_to_look_at
-from penstock.ops.status import ConsumerStatus, LeaseStatus, Status, StreamStatus, read_status
-from penstock.ops.timers import TimerStatus
-from penstock.ops.top import trouble_with
+from penstock.ops.status import (
+    ConsumerStatus,
+    LeaseStatus,
+    Status,
+    StreamStatus,
+    read_status,
+    trouble_with,
+)
+from penstock.ops.timer_status import TimerStatus
 
 REFRESH_SECONDS = 1.0
 TABLE_LINES: Final = 5
@@ -252,3 +256,14 @@ def _expiry(lease: LeaseStatus) -> str:
     if lease.expires_in_seconds is None:
         return "free"
     return f"{lease.expires_in_seconds:.0f} s" if lease.is_held else "ran out"
+
+
+def state_of(consumer: ConsumerStatus) -> str:
+    """The state in words, with who is behind it."""
+    if consumer.paused_at is None:
+        return consumer.state.value
+    reason = f": {consumer.pause_reason}" if consumer.pause_reason else ""
+    also = "quarantined; " if consumer.quarantined_at is not None else ""
+    return (
+        f"{also}paused by {consumer.paused_by} since {consumer.paused_at:%Y-%m-%d %H:%M %Z}{reason}"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -25,6 +25,13 @@ def addresses(**asked: tuple[str, int | None]) -> dict[str, Address]:
     return {
         f"--{what}-port": (host, port) for what, (host, port) in asked.items() if port is not None
     }
+
+
+def pipeline_parts(state: StateCache, sums: Sums) -> Iterator[Sequence[Reading]]:
+    """The counts of workers and the pipeline's state, which is asked for meanwhile."""
+    asked_at = state.ask()
+    yield sums.readings()
+    yield state.get(asked_at)
 
 
 class Telling:
@@ -54,7 +61,11 @@ class Telling:
         notes = []
         for option, (host, port) in self._addresses.items():
             server = HealthServer(
-                host, port, lambda: group.report, more=self._pipeline, option=option
+                host,
+                port,
+                lambda: group.report,
+                more=lambda: pipeline_parts(self._cache, self._sums),
+                option=option,
             )
             self._stack.callback(server.close)
             paths = "/metrics" if "metrics" in option else "/healthz and /readyz"
@@ -70,9 +81,6 @@ class Telling:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def _pipeline(self) -> list[Reading]:
-        return [*self._cache.get(), *self._sums.readings()]
 
     def _state(self) -> list[Reading]:
         report = None if self._group is None else self._group.report

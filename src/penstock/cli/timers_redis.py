@@ -11,8 +11,8 @@ import typer
 
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.letter_options import Json
-from penstock.cli.letter_output import moment, one_line, plain, print_facts
-from penstock.cli.output import console, duration, print_json, print_note, table
+from penstock.cli.letter_output import moment, one_line, print_facts
+from penstock.cli.output import console, duration, plain, print_json, print_note, table
 from penstock.core.timer_envelope import CORRELATION_ID, REPLY_TO
 from penstock.ops.redis_timers import Content, TopicTimers, dead_json, queued_json
 from penstock.ops.timers import parse_time

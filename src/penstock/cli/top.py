@@ -22,7 +22,8 @@ from penstock.core.masking import masked_url
 from penstock.core.top import Action, Page, Verb, View, by_trouble, press
 from penstock.errors import UsageError
 from penstock.ops.consumers import Consumers
-from penstock.ops.top import OpenLetter, Sight, latest_letter, look, trouble_with
+from penstock.ops.status import trouble_with
+from penstock.ops.top import OpenLetter, Sight, latest_letter, look
 from penstock.stores.identity import operator_id
 
 CLOCK_SECONDS: Final = 1.0

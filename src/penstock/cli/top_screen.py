@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.letter_output import one_line, plain, print_letter
+from penstock.cli.letter_output import one_line, print_letter
 from penstock.cli.output import console as letter_console
-from penstock.cli.output import span
+from penstock.cli.output import plain, span
 from penstock.cli.top_watch import News
 from penstock.core.top import (
     ASCII_BARS,
@@ -29,8 +29,8 @@ from penstock.core.top import (
     sparkline,
     window,
 )
-from penstock.ops.status import ConsumerState, ConsumerStatus, StreamStatus
-from penstock.ops.top import NewLetter, OpenLetter, ParkedHead, trouble_with
+from penstock.ops.status import ConsumerState, ConsumerStatus, StreamStatus, trouble_with
+from penstock.ops.top import NewLetter, OpenLetter, ParkedHead
 
 SILENT_SECONDS: Final = 5.0
 """A view that is so much older than it should be says so."""

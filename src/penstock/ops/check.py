@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.core.leases import PUBLISHER
 from penstock.ops.status import ConsumerStatus, Status, StreamStatus
-from penstock.ops.timers import TimerStatus
+from penstock.ops.timer_status import TimerStatus
 
 UNPUBLISHED_SECONDS_MAX = 60.0
 LAG_SECONDS_MAX = 300.0

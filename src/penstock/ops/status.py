@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from penstock.ops.timers import TimerStatus, read_timer_status
+from penstock.core.top import Trouble, trouble_of
+from penstock.ops.timer_status import TimerStatus, read_timer_status
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 UNNUMBERED_COUNT_MAX = 10_000
@@ -167,4 +168,18 @@ def _consumer(row: tuple[Any, ...], streams: dict[str, StreamStatus]) -> Consume
     lag_ms = next_age_ms if lag_events else waiting_ms
     return ConsumerStatus(
         name, stream_name, start_position, checkpoint, lag_events, lag_ms, *people
+    )
+
+
+def trouble_with(consumer: ConsumerStatus) -> Trouble:
+    """What is the matter with a consumer, by its status."""
+    return trouble_of(
+        is_quarantined=consumer.quarantined_at is not None,
+        is_paused=consumer.paused_at is not None,
+        is_served=consumer.lanes_held > 0,
+        lag_events=consumer.lag_events,
+        lag_ms=consumer.lag_ms or 0,
+        held_keys=consumer.held_keys,
+        parked_keys=consumer.parked_keys,
+        dead_letters=consumer.dead_letters,
     )

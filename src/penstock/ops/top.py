@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import psycopg
 
-from penstock.core.top import Trouble, trouble_of
 from penstock.ops.check import Problem, find_problems
 from penstock.ops.revealing import masked_letter
-from penstock.ops.status import ConsumerStatus, Status, read_status
+from penstock.ops.status import Status, read_status
 from penstock.stores.dead_letters import DeadLetters, FullLetter, TouchedBy, key_from
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
@@ -119,18 +118,4 @@ def only(status: Status, stream: str) -> Status:
         streams=tuple(each for each in status.streams if each.name == stream),
         consumers=tuple(each for each in status.consumers if each.stream_name == stream),
         leases=tuple(each for each in status.leases if each.stream_name == stream),
-    )
-
-
-def trouble_with(consumer: ConsumerStatus) -> Trouble:
-    """What is the matter with a consumer, by its status."""
-    return trouble_of(
-        is_quarantined=consumer.quarantined_at is not None,
-        is_paused=consumer.paused_at is not None,
-        is_served=consumer.lanes_held > 0,
-        lag_events=consumer.lag_events,
-        lag_ms=consumer.lag_ms or 0,
-        held_keys=consumer.held_keys,
-        parked_keys=consumer.parked_keys,
-        dead_letters=consumer.dead_letters,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,7 +22,7 @@ JSON = "application/json"
 class HealthServer:
     """Answers from the supervisor's last report until it is closed.
 
-    What `more` gives is told as metrics beside those of the report.
+    What `more` gives is told as metrics beside those of the report; no two parts of it share one.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class HealthServer:
         port: int,
         read: Callable[[], GroupReport | None],
         *,
-        more: Callable[[], Iterable[Reading]] = tuple,
+        more: Callable[[], Iterable[Sequence[Reading]]] = tuple,
         option: str = "--health-port",
     ) -> None:
         class Handler(_Handler):
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "penstock"
     sys_version = ""
     read_report: Callable[[], GroupReport | None]
-    read_more: Callable[[], Iterable[Reading]]
+    read_more: Callable[[], Iterable[Sequence[Reading]]]
 
     def do_GET(self) -> None:
         report, now = self.read_report(), time.monotonic()
@@ -77,8 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
                 reasons = report.obstacles(now)
                 self._answer(_status(not reasons), {"ready": not reasons, "reasons": reasons})
             case "/metrics":
-                text = exposed([*report.as_readings(), *self.read_more()])
-                self._write(HTTPStatus.OK, CONTENT_TYPE, text.encode())
+                parts = [exposed(report.as_readings()), *map(exposed, self.read_more())]
+                self._write(HTTPStatus.OK, CONTENT_TYPE, "".join(parts).encode())
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, {"paths": ["/healthz", "/readyz", "/metrics"]})
 

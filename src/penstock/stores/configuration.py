@@ -17,7 +17,7 @@ from penstock.core.masking import masked_url
 from penstock.core.outgoing import UNSET
 from penstock.core.settings import Settings
 from penstock.errors import SettingsError
-from penstock.stores.postgres import sqlalchemy_url
+from penstock.stores.postgres import conninfo
 
 PREFIX = "PENSTOCK_"
 DEV_ENV = Path(".penstock", "dev.env")
@@ -282,7 +282,7 @@ def _parsed_url(name: str, value: Any, origin: str) -> str | None:
             )
         return value
     try:
-        sqlalchemy_url(value)
+        conninfo(value)
     except SettingsError as error:
         raise SettingsError(f"{error} (from {origin}).") from None
     return value

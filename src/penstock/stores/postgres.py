@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.masking import masked_url
 from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 VERSION_MIN = 140000
 # A server that vanished without a word is noticed within these limits instead of hours.
@@ -24,6 +26,10 @@ _LIVENESS: dict[str, Any] = {
 
 def sqlalchemy_url(url: str) -> URL:
     """The URL for SQLAlchemy with psycopg, whatever driver it named."""
+    # Here: commands that only look do without SQLAlchemy, and its import is most of their time.
+    from sqlalchemy.engine import make_url  # noqa: PLC0415
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -39,11 +45,24 @@ def sqlalchemy_url(url: str) -> URL:
 
 
 def conninfo(url: str) -> str:
-    """The same address for libpq."""
+    """The same address for libpq. Raises SettingsError for anything else."""
+    if _is_libpqs(url):
+        return url
     plain = sqlalchemy_url(url).set(drivername="postgresql")
     address, _, options = plain.render_as_string(hide_password=False).partition("?")
     # SQLAlchemy writes a space in an option as +, which libpq takes for a plus.
     return f"{address}?{options.replace('+', '%20')}" if options else address
+
+
+def _is_libpqs(url: str) -> bool:
+    """Whether libpq takes a URL for what SQLAlchemy would; a + is a space to only one of them."""
+    if not url.startswith("postgresql://") or "+" in url:
+        return False
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return False
+    return True
 
 
 def connect_arguments(application_name: str) -> dict[str, Any]:
