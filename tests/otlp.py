@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,31 +88,38 @@ def _received(service: str, span: Any) -> Received:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector on a free port while the block lasts."""
+    """A collector of spans on a free port while the block lasts."""
     collector = Collector()
+    answer = ExportTraceServiceResponse().SerializeToString()
+    with receiving("/v1/traces", collector.take, answer) as collector.endpoint:
+        yield collector
+
+
+@contextmanager
+def receiving(path: str, take: Callable[[bytes], None], answer: bytes) -> Iterator[str]:
+    """Serve OTLP/HTTP on a free port; yields the address to export to."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            if self.path == "/v1/traces":
-                collector.take(body)
+            if self.path == path:
+                take(body)
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
             self.end_headers()
-            self.wfile.write(ExportTraceServiceResponse().SerializeToString())
+            self.wfile.write(answer)
 
         def log_message(self, *_arguments: Any) -> None:
             """Nobody reads it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    collector.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, name="collector")
     thread.start()
     try:
-        yield collector
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         thread.join()

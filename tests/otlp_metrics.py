@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
+
+from tests.otlp import receiving
 
 Series = tuple[str, str, frozenset[tuple[str, str]]]
 """Which instance of the service, which metric, with which attributes."""
@@ -60,30 +60,6 @@ def _texts(attributes: Any) -> dict[str, str]:
 def collecting_metrics() -> Iterator[MetricsCollector]:
     """A collector on a free port while the block lasts."""
     collector = MetricsCollector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            if self.path == "/v1/metrics":
-                collector.take(body)
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-protobuf")
-            self.end_headers()
-            self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
-
-        def log_message(self, *_arguments: Any) -> None:
-            """Nobody reads it."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    collector.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, name="metrics-collector")
-    thread.start()
-    try:
+    answer = ExportMetricsServiceResponse().SerializeToString()
+    with receiving("/v1/metrics", collector.take, answer) as collector.endpoint:
         yield collector
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from penstock.cli import application
+from penstock.cli.commands import Commands
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 SERVICE = (DEPLOY / "penstock.service").read_text()
@@ -16,8 +15,7 @@ MANIFEST = (DEPLOY / "kubernetes.yaml").read_text()
 
 
 def options_of(command: str) -> set[str]:
-    group = get_command(application)
-    parameters = group.commands[command].params  # type: ignore[attr-defined]
+    parameters = Commands(name="penstock").get_command(None, command).params
     return {option for parameter in parameters for option in parameter.opts}
 
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from enum import StrEnum
-from typing import Any
 
-import psycopg
-
-from penstock.stores.postgres import connect
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
-
-TEST_SECONDS = 2.0
-# A sleeper looks up this often to see whether it should stop; it asks no server anything.
-STOP_CHECK_SECONDS = 0.05
+from penstock.stores.wakeup import Ear
 
 
 class Hold(StrEnum):
@@ -28,22 +19,12 @@ class Hold(StrEnum):
     """A transaction that has scheduled something has not decided yet, and will not notify."""
 
 
-class TimerWakeup:
-    """A LISTEN connection with the sleeper's locks on it. No transaction is ever left open.
-
-    The locks are for the session, so this needs a direct connection: `hears` tells a pooler.
-    """
+class TimerWakeup(Ear):
+    """An ear with the sleeper's locks on its session, which needs a direct connection."""
 
     def __init__(self, database_url: str, schema: str = DEFAULT_SCHEMA) -> None:
         self._sql = Queries("timekeeping.sql", schema)
-        self._connection: psycopg.Connection[Any] = connect(database_url, "penstock timer wake-up")
-        self._connection.prepare_threshold = None
-        self._connection.execute(self._sql["listen"])
-
-    def hears(self, other: psycopg.Connection[Any], stop: threading.Event) -> bool:
-        """Whether a notification from another connection arrives here in time."""
-        other.execute(self._sql["notify"])
-        return self.sleep(TEST_SECONDS, stop)
+        super().__init__(database_url, "timer wake-up", self._sql["listen"], self._sql["notify"])
 
     def try_be_first(self) -> bool:
         """Be the one who wakes first, until the connection ends; False: somebody else is."""
@@ -59,27 +40,7 @@ class TimerWakeup:
             self._connection.execute(self._sql["let_go_shared"])
         return hold
 
-    def sleep(self, seconds: float, stop: threading.Event) -> bool:
-        """Wait for a notification; False where `stop` or the end of the time came first."""
-        deadline = time.monotonic() + seconds
-        while not stop.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            if list(self._connection.notifies(timeout=min(left, STOP_CHECK_SECONDS), stop_after=1)):
-                return True
-        return False
-
-    def drop_heard(self) -> None:
-        """Forget what was notified until now: whoever asks is about to look."""
-        for _ in self._connection.notifies(timeout=0):
-            pass
-
     def let_go(self) -> None:
         """Nobody need notify any more."""
         if not self._connection.closed:
             self._connection.execute(self._sql["let_go"])
-
-    def close(self) -> None:
-        """End the connection, and with it the locks."""
-        self._connection.close()

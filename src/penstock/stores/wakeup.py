@@ -17,22 +17,50 @@ TEST_SECONDS = 2.0
 STOP_CHECK_SECONDS = 0.05
 
 
-class Wakeup:
-    """A LISTEN connection with the sleeper's locks on it. No transaction is ever left open.
+class Ear:
+    """A LISTEN connection, in autocommit: no transaction is ever left open on it.
 
-    The locks are for the session, so this needs a direct connection: `hears` tells a pooler.
+    `hears` finds out whether notifications arrive: behind a pooler they do not.
     """
 
-    def __init__(self, database_url: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self._sql = Queries("wakeup.sql", schema)
-        self._connection: psycopg.Connection[Any] = connect(database_url, "penstock wake-up")
+    def __init__(self, database_url: str, name: str, listen: str, notify: str) -> None:
+        self._notify = notify
+        self._connection: psycopg.Connection[Any] = connect(database_url, f"penstock {name}")
         self._connection.prepare_threshold = None
-        self._connection.execute(self._sql["listen"])
+        self._connection.execute(listen)
 
     def hears(self, other: psycopg.Connection[Any], stop: threading.Event) -> bool:
         """Whether a notification from another connection arrives here in time."""
-        other.execute(self._sql["notify"])
+        other.execute(self._notify)
         return self.sleep(TEST_SECONDS, stop)
+
+    def sleep(self, seconds: float, stop: threading.Event) -> bool:
+        """Wait for a notification; False where `stop` or the end of the time came first."""
+        deadline = time.monotonic() + seconds
+        while not stop.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if list(self._connection.notifies(timeout=min(left, STOP_CHECK_SECONDS), stop_after=1)):
+                return True
+        return False
+
+    def drop_heard(self) -> None:
+        """Forget what was notified until now: whoever asks is about to look."""
+        for _ in self._connection.notifies(timeout=0):
+            pass
+
+    def close(self) -> None:
+        """End the connection, and with it the session's locks."""
+        self._connection.close()
+
+
+class Wakeup(Ear):
+    """An ear with the sleeper's locks on its session."""
+
+    def __init__(self, database_url: str, schema: str = DEFAULT_SCHEMA) -> None:
+        self._sql = Queries("wakeup.sql", schema)
+        super().__init__(database_url, "wake-up", self._sql["listen"], self._sql["notify"])
 
     def try_hold(self, stream_names: Sequence[str]) -> bool:
         """Make senders notify from now on; False while one of them is undecided.
@@ -50,17 +78,6 @@ class Wakeup:
         self.let_go()
         return False
 
-    def sleep(self, seconds: float, stop: threading.Event) -> bool:
-        """Wait for a notification; False where `stop` or the end of the time came first."""
-        deadline = time.monotonic() + seconds
-        while not stop.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            if list(self._connection.notifies(timeout=min(left, STOP_CHECK_SECONDS), stop_after=1)):
-                return True
-        return False
-
     def was_notified(self) -> bool:
         """Whether a notification has arrived, without waiting for one."""
         return bool(list(self._connection.notifies(timeout=0, stop_after=1)))
@@ -69,9 +86,4 @@ class Wakeup:
         """Senders need not notify any more; what they did notify until now is dropped."""
         if not self._connection.closed:
             self._connection.execute(self._sql["let_go"])
-            for _ in self._connection.notifies(timeout=0):
-                pass
-
-    def close(self) -> None:
-        """End the connection, and with it the locks."""
-        self._connection.close()
+            self.drop_heard()
