@@ -45,17 +45,20 @@ $(READY): requirements-dev.txt pyproject.toml
 		--no-build-isolation -e .
 	@touch $@
 
-.PHONY: check
-check: $(READY) ## format, lint, types, import rules, tidy rules and fast tests
+.PHONY: lint
+lint: $(READY) ## format, lint, types and import rules
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
+
+.PHONY: check
+check: lint ## lint, then tidy rules and fast tests
 	$(PYTEST) -m "not slow and not long"
 
 .PHONY: test
-test: check ## check, then the slow tests
-	$(PYTEST) -m "slow and not long"
+test: lint ## lint, then all tests but the long ones
+	$(PYTEST) -m "not long"
 
 .PHONY: long
 long: $(READY) ## tests that go deeper than every run can afford: each fault, each model, each row

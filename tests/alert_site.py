@@ -202,7 +202,11 @@ class Site:
         def is_well(supervisor: Supervisor) -> bool:
             told = {dict(labels)[NAME]: value for labels, value in supervisor.all_told().items()}
             are_running = told["supervisor_workers_running"] == told["supervisor_workers_wanted"]
-            return are_running and self.lag(BILL, supervisor) == self.lag(SHIP, supervisor) == 0
+            # What is not numbered yet is nobody's lag.
+            head = supervisor.told("events_pipeline_stream_head", stream=STREAM)
+            is_published = (head or 0) == self._sent()
+            is_done = self.lag(BILL, supervisor) == self.lag(SHIP, supervisor) == 0
+            return are_running and is_published and is_done
 
         def is_all_well() -> bool:
             return all(is_well(each) for each in self.supervisors if each.is_alive)
@@ -210,6 +214,16 @@ class Site:
         wait_until(
             is_all_well, seconds=2 * SOON_SECONDS, what=lambda: f"all is well:\n{self.tails()}"
         )
+
+    def _sent(self) -> int:
+        with psycopg.connect(self._database_url) as connection:
+            row = connection.execute(
+                "SELECT s.head + (SELECT count(*) FROM events.outbox_event o"
+                "  WHERE o.stream_name = s.name AND o.position IS NULL)"
+                " FROM events.stream s WHERE s.name = %s",
+                (STREAM,),
+            ).fetchone()
+        return 0 if row is None else int(row[0])
 
     def wait_until_told(self, name: str, at_least: float = 1, **labels: str) -> None:
         """A series has reached a value."""

@@ -17,7 +17,7 @@ from tests.alert_site import Site
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stops processes it finds by /healthz"),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 
 TROUBLE = alerts(

@@ -106,7 +106,7 @@ def test_a_consumer_reads_and_opens_what_only_the_archive_has(vault: Vault) -> N
     assert seen == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("way", ["archive", "database"])
+@pytest.mark.parametrize("way", [pytest.param("archive", marks=pytest.mark.long), "database"])
 def test_a_service_elsewhere_finds_the_keys_without_a_hot_log(
     vault: Vault, servers: Servers, template_database: str, archive: Path, way: str
 ) -> None:

@@ -71,6 +71,7 @@ def test_the_demo_breaks_things_and_its_books_balance(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_demo_can_be_stopped_at_any_moment_and_leaves_nothing(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         assert process.stdout is not None

@@ -912,7 +912,7 @@ def test_a_consumer_behind_the_trimmed_hot_log_misses_nothing(
 # ── plans and settings ─────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("analysed_when", ["empty", "never"])
 def test_stale_statistics_do_not_lead_the_planner_astray(
@@ -954,7 +954,7 @@ def test_stale_statistics_do_not_lead_the_planner_astray(
         assert "Seq Scan on processed_event" not in plan, plan
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_rows_that_lie_in_no_order_are_found_by_the_index_too(books: Books) -> None:
     """The statistics are right, and say that reading the whole table costs less."""

@@ -78,7 +78,7 @@ def supervised(environment: dict[str, str], log: Path) -> Iterator[Supervisor]:
             assert process.wait(SOON_SECONDS) == 0, log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_counts_survive_the_worker_that_made_them_and_are_exported(
     database_url: str, redis_url: str, tmp_path: Path
 ) -> None:

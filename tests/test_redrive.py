@@ -378,7 +378,7 @@ def test_what_waits_behind_letters_that_are_taken_back_gets_its_turn(
 # ── interrupting ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_redrive_goes_on_where_it_stopped_and_handles_nothing_twice(
     penstock: Penstock, graveyard: Graveyard, database_url: str
 ) -> None:

@@ -306,7 +306,7 @@ def test_the_log_stays_below_its_bytes_with_a_consumer_that_is_stopped(
         assert bench.rows("SELECT head - published FROM events.stream") == [0]
 
 
-@pytest.mark.parametrize("trouble", ["full", "read only"])
+@pytest.mark.parametrize("trouble", ["full", pytest.param("read only", marks=pytest.mark.long)])
 def test_a_log_that_takes_nothing_delays_nobody_and_raises_the_alarm(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:

@@ -678,7 +678,7 @@ def cluster_url(tmp_path: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_timers_work_on_a_cluster_with_hash_tags_and_say_so_without(cluster_url: str) -> None:
     with (
         closing(RedisTimers(cluster_url)) as timers,
