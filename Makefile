@@ -10,8 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := src tests $(wildcard benchmarks) $(wildcard examples)
 
-# Tests run on every core; the one that is free takes over what another has not begun.
-PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
+# More workers than cores, since tests often wait for servers and processes; the one that is free
+# takes over what another has not begun.
+PYTEST = $(BIN)/pytest -q --dist worksteal \
+	-n $(shell $(BIN)/python -c "import os; print((os.cpu_count() or 1) * 3 // 2)")
 
 # The parts of pyproject.toml that the lock pins: the core always, and these.
 LOCKED := --extra embedded --extra archive --extra crypto --extra aws --extra otel --group dev \
@@ -39,7 +41,7 @@ $(READY): requirements-dev.txt pyproject.toml
 		exit 1; \
 	fi; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-compile \
 		-r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--no-build-isolation -e .
