@@ -19,7 +19,8 @@ from penstock.core.archive import (
     parse_manifest,
     range_of,
 )
-from penstock.core.archive_lines import body_of_line, created_us_of, line_of, position_of
+from penstock.core.archive_lines import body_of_line, line_of, position_of
+from penstock.core.wire import sent_us_of
 from penstock.errors import ArchiveDamaged
 from tests.publishing import insert
 
@@ -89,7 +90,7 @@ def test_what_postgresql_prints_comes_back_from_a_line(database_url: str) -> Non
         line = line_of(position, printed_body)
         assert body_of_line(line) == printed_body
         assert orjson.loads(line)["position"] == position
-        assert created_us_of(printed_body) > 0
+        assert sent_us_of(printed_body) > 0
 
 
 def test_a_hole_comes_back_too() -> None:

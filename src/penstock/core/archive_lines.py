@@ -39,11 +39,6 @@ def line_of(position: int, body: str) -> str:
     )
 
 
-def created_us_of(body: str) -> int:
-    """When an event was sent, in microseconds; 0 for a hole."""
-    return 0 if is_hole(body) else int(body.split("\n", 9)[8])
-
-
 def position_of(line: bytes) -> int:
     """Where a line stands. Raises ArchiveDamaged."""
     number, comma, _ = line.removeprefix(START).partition(b",")

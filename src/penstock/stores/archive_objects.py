@@ -9,8 +9,8 @@ from functools import cache
 from types import ModuleType
 
 from penstock.core.archive import ArchivedObject, ArchivePlan
-from penstock.core.archive_lines import body_of_line, created_us_of, line_of, position_of
-from penstock.core.wire import is_hole
+from penstock.core.archive_lines import body_of_line, line_of, position_of
+from penstock.core.wire import is_hole, sent_us_of
 from penstock.errors import ArchiveDamaged, SettingsError
 from penstock.stores.objects import ObjectStore
 
@@ -55,7 +55,7 @@ class Packer:
         self.raw_bytes += len(content)
         self.lines += len(lines)
         self._events += sum(not is_hole(body) for _, body in rows)
-        self._newest_us = max(self._newest_us, *(created_us_of(body) for _, body in rows))
+        self._newest_us = max(self._newest_us, *(sent_us_of(body) for _, body in rows))
         self.last = rows[-1][0]
 
     def finish(self) -> PackedObject:

@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 import psycopg
 
 from penstock.core.archive import ArchivedObject
-from penstock.core.archive_lines import created_us_of
 from penstock.core.settings import Settings
+from penstock.core.wire import sent_us_of
 from penstock.errors import ArchiveDamaged
 from penstock.stores.archive import ArchiveTable
 from penstock.stores.archive_manifest import ManifestCatalogue
@@ -108,7 +108,7 @@ class ArchivedStream:
 
         def first_since(found: UnpackedObject) -> int | None:
             rows = found.read(0, len(found.lines))
-            return next((row[0] for row in rows if created_us_of(row[1]) >= moment_us), None)
+            return next((row[0] for row in rows if sent_us_of(row[1]) >= moment_us), None)
 
         return self._from_object(lambda: self._catalogue.since(moment_us), first_since, None)
 

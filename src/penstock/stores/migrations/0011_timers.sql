@@ -158,7 +158,8 @@ END $$;
 
 CREATE FUNCTION events.fire_timers(
     batch_size integer, busy bigint[] DEFAULT '{}', without text[] DEFAULT '{}',
-    since timestamptz DEFAULT '-infinity', OUT moment timestamptz, OUT fired integer, OUT met_special boolean, OUT left_due boolean, OUT busy_slots bigint[],
+    since timestamptz DEFAULT '-infinity', OUT moment timestamptz, OUT fired integer,
+    OUT met_special boolean, OUT left_due boolean, OUT busy_slots bigint[],
     OUT wait_seconds float8, OUT late_seconds float8
 ) LANGUAGE plpgsql
 -- Timers come and go; whatever the statistics say, the right plan is the index.
