@@ -261,6 +261,31 @@ def test_two_who_number_at_once_wait_for_each_other(
     assert [position for position, _ in second] == [6, 7, 8, 9, 10]
 
 
+def test_a_numbering_that_fails_at_its_commit_leaves_nothing_on_the_log(
+    settings: Settings, connection: psycopg.Connection[Any]
+) -> None:
+    assert settings.redis_url is not None
+    send(settings.database_url, "orders", 2)
+    with worker(settings) as publisher:
+        publisher.publish_all()
+        connection.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " RAISE 'not today'; END $$;"
+            "CREATE CONSTRAINT TRIGGER late AFTER UPDATE ON events.outbox_event"
+            " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        send(settings.database_url, "orders", 3)
+        with pytest.raises(psycopg.errors.RaiseException, match="not today"):
+            publisher.step()
+        assert hot_ids(settings.redis_url, "orders") == ids(1, 2)
+        connection.execute("DROP TRIGGER late ON events.outbox_event")
+        # Other events get the positions for which the first ones were signed.
+        connection.execute("DELETE FROM events.outbox_event WHERE position IS NULL")
+        send(settings.database_url, "orders", 3)
+        publisher.publish_all()
+    assert_published(settings, 5)
+
+
 def test_whoever_lost_the_lease_numbers_nothing(
     settings: Settings, connection: psycopg.Connection[Any]
 ) -> None:

@@ -327,6 +327,8 @@ def models_in_place() -> Iterator[None]:
         for module in (publisher, consumer):
             stack.enter_context(patch.object(module, "connect", _connect))
             stack.enter_context(patch.object(module, "require_current", lambda *_: None))
+        # The model has no libpq: statements go the ordinary way.
+        stack.enter_context(patch.object(publisher, "Direct", lambda _: None))
         stack.enter_context(patch.object(judgement, "forensics_about", lambda *_: FORENSICS))
         stack.enter_context(patch.object(judgement, "random", Dice))
         stack.enter_context(patch.object(loop, "_closed", _closed))

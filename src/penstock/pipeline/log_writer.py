@@ -79,16 +79,27 @@ class LogWriter:
         self._streams = streams
         self._batch_size = settings.publish_batch_size
         self._keys: MacKeys | None = None
+        self._signed: dict[tuple[str, int, str], bytes] = {}
+        """Entries that were signed ahead, by everything that they are made of."""
         self._opened: set[str] = set()
         self._copies = KeyCopies(settings, hot_log) if isinstance(hot_log, KeyShelf) else None
 
     def renew_keys(self) -> None:
         """A key that was added meanwhile signs from here on; data keys are copied as they are."""
         self._keys = keys_for(self._settings, self._connection)
+        self._signed = {}
         if self._copies is not None and self._opened:
             # A server that is away has been noticed, or will be, where that matters more.
             with suppress(ServerUnavailable, ServerUnsuitable):
                 self._copies.refresh(self._connection, self._opened, self._keys)
+
+    def sign(self, stream_name: str, rows: Rows) -> None:
+        """Sign events ahead, which are about to be durable; `follow` finds them if they are."""
+        if self._keys is not None and self._hot_log.keeps_entries:
+            self._signed = {
+                (stream_name, place, body): encode_entry(stream_name, place, body, self._keys)
+                for place, body in rows
+            }
 
     def follow(self, publication: Publication, rows: Rows) -> int:
         """Bring the log up to the head, in bounded time. Returns how many entries it refilled.
@@ -218,13 +229,17 @@ class LogWriter:
         assert self._keys is not None
         assert publication.fence is not None
         name, (position, body) = publication.stream_name, rows[0]
+        signed, self._signed = self._signed, {}
         with _span(name, rows, is_fresh=is_fresh):
             last = self._hot_log.append(
                 name,
                 publication.fence,
                 first=last + 1,
                 hole_last=position if is_hole(body) else None,
-                entries=[encode_entry(name, place, text, self._keys) for place, text in rows],
+                entries=[
+                    signed.get((name, place, text)) or encode_entry(name, place, text, self._keys)
+                    for place, text in rows
+                ],
             )
         if last > publication.head:
             return None

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 
@@ -22,6 +23,7 @@ from penstock.errors import (
 from penstock.pipeline.backlog import BacklogAlarm
 from penstock.pipeline.leasing import Leases
 from penstock.pipeline.log_writer import LogWriter, Publication, Rows
+from penstock.stores.direct import Direct
 from penstock.stores.hot_log import HotLog, HotLogUnusable
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
@@ -97,6 +99,7 @@ class Publisher:
             raise
         # Poolers in transaction mode lose prepared statements.
         self._connection.prepare_threshold = None
+        self._direct = Direct(self._connection)
         self._writer = LogWriter(settings, self._connection, hot_log, self._outbox, self._streams)
 
     def step(self) -> Progress:
@@ -271,6 +274,8 @@ class Publisher:
                 publication.lease,
                 self._settings.publish_batch_size,
                 sweep=publication.needs_sweep,
+                direct=self._direct,
+                meanwhile=partial(self._writer.sign, publication.stream_name),
             )
         except TimelineChanged as error:
             # A standby took over, perhaps without the last positions. What the hot log has beyond

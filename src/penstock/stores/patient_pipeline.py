@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.abc import PQGen
+
+from penstock.stores.direct import Answer, Direct, Statement
 
 STATEMENTS_MAX = 64
 _NEEDED = ("_communicate_gen", "_enqueue_sync", "_exit_gen", "_fetch_gen", "_sync_gen")
@@ -39,28 +41,38 @@ class PatientPipeline(psycopg.Pipeline):
         if not self._is_finished:
             yield from super()._exit_gen()
 
-    def send(self, *, sync: bool) -> None:
-        """Send what has gathered, and wait for nothing: the server works meanwhile."""
-        with self._lock:
-            if sync:
-                self._enqueue_sync()
-            self._conn.wait(super()._communicate_gen())
+    def put(self, direct: Direct, *statements: Statement) -> Answer:
+        """Send what has gathered and then these, and wait for nothing: the server works meanwhile.
 
-    def finish(self, *, sync: bool) -> None:
-        """Wait for everything up to the last sync. Leaving then needs no round trip of its own.
-
-        Nothing may be sent afterwards. Without `sync`, the last `send` has made that sync.
+        Returns where the answer to the last one will be.
         """
         with self._lock:
-            self._conn.wait(self._sync_gen() if sync else super()._fetch_gen(flush=False))
+            while self.command_queue:
+                self.command_queue.popleft()()
+            answers = direct.put(*statements)
+            self.result_queue.extend((cast("Any", answer), None) for answer in answers)
+            direct.flush()
+        return answers[-1]
+
+    def catch_up(self) -> None:
+        """Wait for the answers to everything that was sent."""
+        with self._lock:
+            self._conn.wait(self._fetch_gen(flush=True))
+
+    def finish(self) -> None:
+        """Wait for everything. Leaving then needs no round trip; nothing may be sent any more."""
+        with self._lock:
+            self._conn.wait(self._sync_gen())
         self._is_finished = True
 
 
 @contextmanager
-def patient_pipeline(connection: psycopg.Connection[Any]) -> Iterator[psycopg.Pipeline]:
-    """The connection in pipeline mode."""
+def patient_pipeline(connection: psycopg.Connection[Any]) -> Iterator[PatientPipeline | None]:
+    """The connection in pipeline mode; None, and as it is, where that cannot be had."""
     if IS_SUPPORTED and getattr(connection, "_pipeline", "unknown") is None:
         # The connection enters whatever pipeline it finds here, and forgets it afterwards.
-        connection._pipeline = PatientPipeline(connection)  # noqa: SLF001
-    with connection.pipeline() as pipeline:
-        yield pipeline
+        connection._pipeline = pipeline = PatientPipeline(connection)  # noqa: SLF001
+        with connection.pipeline():
+            yield pipeline
+    else:
+        yield None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -17,6 +17,7 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct
 from penstock.stores.guard import Guard, GuardedConnection, guard_session
 from penstock.stores.patient_pipeline import PatientPipeline, patient_pipeline
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
@@ -101,12 +102,9 @@ class SyncWorkerConnection:
         driver = self._sqlalchemy.connection.driver_connection
         assert isinstance(driver, GuardedConnection)
         self._driver = driver
-        self._pipeline: psycopg.Pipeline | None = None
-        self._ahead = ExitStack()
-        self._first = driver.cursor()
-        self._last = driver.cursor()
-        # Apart from the statement before it: a cursor keeps how it adapts the values of one query.
-        self._commit = driver.cursor()
+        self._direct = Direct(driver)
+        self._pipeline: PatientPipeline | None = None
+        self._first: Answer | None = None
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
 
@@ -121,33 +119,27 @@ class SyncWorkerConnection:
 
     def begin(self, query: str, parameters: Parameters) -> None:
         """BEGIN and a first statement, sent at once; nobody need wait for it."""
-        self._go_ahead()
-        self._first.execute(query, parameters)
-        if isinstance(self._pipeline, PatientPipeline):
-            self._pipeline.send(sync=self._driver.catch_up is not None)
+        if self._pipeline is None:
+            self._first = self._direct.send(BEGIN, (query, parameters))
+            self._driver.catch_up = self._catch_up
+        else:
+            self._first = self._pipeline.put(self._direct, BEGIN, (query, parameters))
 
     def first_row(self) -> tuple[Any, ...] | None:
         """The row of the first statement, also after the end; None where it failed."""
-        self._catch_up()
-        if self._pipeline is None and self._first.pgresult is None:
-            return None
-        row: tuple[Any, ...] | None = self._first.fetchone()
-        return row
-
-    def _go_ahead(self) -> None:
-        """Enter a pipeline, unless in one; the next who uses the connection leaves it."""
         if self._pipeline is None:
-            self._pipeline = self._ahead.enter_context(patient_pipeline(self._driver))
-            self._driver.catch_up = self._catch_up
+            self._catch_up()
+        else:
+            self._pipeline.catch_up()
+        if self._first is None or self._first.result is None:
+            return None
+        return self._direct.rows(self._first)[0]
 
     def _catch_up(self) -> None:
-        """Wait for what was sent ahead. A pipelined batch does that where it ends."""
+        """Wait for what was sent ahead: whoever uses the connection next does so first."""
         if self._driver.catch_up is not None:
-            pipeline, self._pipeline = self._pipeline, None
             self._driver.catch_up = None
-            with self._ahead:
-                if isinstance(pipeline, PatientPipeline):
-                    pipeline.finish(sync=False)
+            self._direct.collect()
 
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
@@ -159,15 +151,13 @@ class SyncWorkerConnection:
 
     def commit_after(self, query: str, parameters: Parameters) -> None:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
-        self._go_ahead()
-        assert self._pipeline is not None
-        self._last.execute(query, parameters)
-        self._commit.execute("COMMIT", prepare=False)
-        if isinstance(self._pipeline, PatientPipeline):
-            self._pipeline.finish(sync=True)
+        if self._pipeline is None:
+            self._catch_up()
+            self._direct.send((query, parameters), COMMIT)
+            self._direct.collect()
         else:
-            self._pipeline.sync()
-        self._catch_up()
+            self._pipeline.put(self._direct, (query, parameters), COMMIT)
+            self._pipeline.finish()
         self._forget_transaction()
 
     def rollback(self) -> None:

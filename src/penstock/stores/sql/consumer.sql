@@ -14,27 +14,10 @@ UPDATE events.consumer SET guarantee = %(guarantee)s, ordering = %(ordering)s
 SELECT stream_name FROM events.consumer WHERE name = %(consumer)s
 
 -- name: claim_batch
--- First the locks by which a successor in the lane, or a later epoch, finds this backend; then the
--- deduplication rows, of which those that come back are new; then the seal, which forbids any
--- COMMIT but the worker's and remembers how many were new. Parked ones are not: they wait.
-WITH lane AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared(
-               hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)),
-           pg_advisory_xact_lock_shared(
-               hashtext('penstock epoch'), hashtext(%(stream_name)s || ' ' || %(epoch_group)s))
-), fresh AS (
-    INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)
-    SELECT %(consumer)s, e.event_uuid, e.position, e.outcome
-      FROM lane, unnest(%(event_uuids)s::uuid[], %(positions)s::bigint[], %(outcomes)s::text[])
-           AS e(event_uuid, position, outcome)
-        ON CONFLICT DO NOTHING
-    RETURNING position, outcome
-), seal AS (
-    INSERT INTO events.seal (id, fresh)
-    SELECT %(seal_id)s, count(*) FROM fresh WHERE outcome <> 'parked'
-)
-SELECT ARRAY(SELECT position FROM fresh WHERE outcome <> 'parked'),
-       ARRAY(SELECT position FROM fresh WHERE outcome = 'parked')
+-- See events.claim_batch: locks, deduplication rows, seal.
+SELECT fresh, waiting
+  FROM events.claim_batch(%(seal_id)s, %(consumer)s, %(stream_name)s, %(role)s, %(epoch_group)s,
+                          %(event_uuids)s, %(positions)s, %(outcomes)s)
 
 -- name: claim_among_parked
 -- The same where keys are parked: their events are entered as parked, and are not new.
@@ -57,7 +40,7 @@ WITH lane AS MATERIALIZED (
     RETURNING position, outcome
 ), seal AS (
     INSERT INTO events.seal (id, fresh)
-    SELECT %(seal_id)s, count(*) FROM entered WHERE outcome <> 'parked'
+    SELECT %(seal_id)s::bigint, count(*) FROM entered WHERE outcome <> 'parked'
 )
 SELECT ARRAY(SELECT position FROM entered WHERE outcome <> 'parked'),
        ARRAY(SELECT position FROM entered WHERE outcome = 'parked')

@@ -56,7 +56,7 @@ WITH lane AS MATERIALIZED (
      WHERE p.consumer = %(consumer)s AND p.position = ANY(%(positions)s::bigint[]) AND NOT p.held
        FOR UPDATE OF p
 ), seal AS (
-    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s, count(*) FROM held
+    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s::bigint, count(*) FROM held
 )
 SELECT ARRAY(SELECT position FROM held), '{}'::bigint[]
 
