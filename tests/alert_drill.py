@@ -21,6 +21,7 @@ import redis
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import running_servers
 from penstock.stores.servers.pair import Servers
+from tests import promtool
 from tests.alert_app import BILL
 from tests.alert_rules import Watch, read_rules
 from tests.alert_scenes import SCENES, Scene
@@ -80,7 +81,7 @@ def play(site: Site, scene: Scene) -> list[str]:
         )
         if again := watch.pass_minutes(AFTERWARDS_MINUTES):
             faults.append(f"after everything was put right: {sorted(again)}")
-    return faults
+    return faults + promtool.objections(watch)
 
 
 def stay_well(site: Site) -> list[str]:
@@ -97,7 +98,7 @@ def stay_well(site: Site) -> list[str]:
             site.schedule(f"timer {number}")
             wait_until_more(handled)
             fired |= watch.step()
-    return [f"{name} fired" for name in sorted(fired)]
+    return [f"{name} fired" for name in sorted(fired)] + promtool.objections(watch)
 
 
 def wait_until_more(count: Callable[[], float]) -> None:

@@ -113,8 +113,10 @@ class Watch:
         self.targets = targets
         self.store = Store()
         self.alerts = Alerts(self.store, read_rules() if rules is None else rules)
-        self.now = 1_000_000.0
+        self.began_at = self.now = 1_000_000.0
         self.firing: set[str] = set()
+        self.history: list[set[str]] = []
+        """What fired at each step."""
 
     def step(self) -> set[str]:
         """Scrape every target and evaluate every rule, once; returns what fires."""
@@ -123,6 +125,7 @@ class Watch:
             job, _, host = instance.rpartition("/")
             self.store.scrape(self.now, scrape(), job=job or "penstock", instance=host)
         self.firing = self.alerts.evaluate(self.now)
+        self.history.append(self.firing)
         return self.firing
 
     def pass_minutes(self, minutes: float) -> set[str]:

@@ -156,6 +156,11 @@ class Store:
         parsed = grammar.parse(expression) if isinstance(expression, str) else expression
         return _Evaluation(self, at).value(parsed)
 
+    def everything(self) -> Iterator[tuple[Labels, Series]]:
+        """Every series, with its name among its labels."""
+        for series in self._series.values():
+            yield from series.items()
+
     def select(self, selector: grammar.VectorSelector) -> Iterator[tuple[Labels, Series]]:
         """The series that a selector means."""
         if selector.at is not None or selector.name is None or selector.matchers.or_matchers:

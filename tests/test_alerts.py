@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 
 from penstock.cli import application
 from penstock.telemetry.metrics import INSTRUMENTS, Kind
+from tests import promtool
 from tests.alert_rules import FUNCTIONS, PLACEHOLDER, Rule, Watch, read_rules
 from tests.alert_scenes import SCENES
 from tests.promql import Ambiguous, Store, Unsupported, parse_exposition
@@ -38,6 +40,8 @@ ALL_IS_WELL = {
 GAUGE = 'events_pipeline_consumer_{}{{consumer="shop.bill",stream="orders"}}'
 LAG_MS, LAG_EVENTS = GAUGE.format("lag_ms"), GAUGE.format("lag_events_count")
 LATE = {"PenstockConsumerLate"}
+Targets = dict[str, Callable[[], str | None]]
+Opener = Callable[[Targets], Watch]
 Case = tuple[str, float | None, float, float, str]
 """A series, its value below and beyond the limit, the minutes to wait, and the alert."""
 
@@ -61,9 +65,22 @@ def told() -> Told:
 
 
 @pytest.fixture
-def watch(told: Told) -> Watch:
+def watching() -> Iterator[Opener]:
+    """Prometheus beside some targets; where the real one is installed, it has to agree."""
+    watches: list[Watch] = []
+
+    def open_watch(targets: Targets) -> Watch:
+        watches.append(Watch(targets))
+        return watches[-1]
+
+    yield open_watch
+    assert [each for watch in watches for each in promtool.objections(watch)] == []
+
+
+@pytest.fixture
+def watch(told: Told, watching: Opener) -> Watch:
     """Prometheus beside two supervisors that say the same, after a good while."""
-    watch = Watch({"a": told.scrape, "b": told.scrape})
+    watch = watching({"a": told.scrape, "b": told.scrape})
     assert watch.pass_minutes(16) == set()
     return watch
 
@@ -183,17 +200,19 @@ def test_a_quarantine_is_paged_for_once_and_warned_of_while_it_lasts(
     assert watch.firing == {"PenstockWorkersQuarantined"}
 
 
-def test_a_quarantine_before_the_first_scrape_is_noticed(told: Told) -> None:
+def test_a_quarantine_before_the_first_scrape_is_noticed(told: Told, watching: Opener) -> None:
     told.values["supervisor_worker_quarantined_total"] = 1
-    watch = Watch({"a": told.scrape})
+    watch = watching({"a": told.scrape})
     assert watch.step() == {"PenstockCrashLoop"}
     watch.pass_minutes(6)
     assert watch.firing == set()
 
 
-def test_a_supervisor_that_is_down_is_told_apart_from_none_at_all(told: Told) -> None:
+def test_a_supervisor_that_is_down_is_told_apart_from_none_at_all(
+    told: Told, watching: Opener
+) -> None:
     other = Told()
-    watch = Watch({"a": told.scrape, "b": other.scrape})
+    watch = watching({"a": told.scrape, "b": other.scrape})
     watch.pass_minutes(5)
     told.is_up = False
     assert watch.pass_minutes(2) == set()
@@ -206,8 +225,10 @@ def test_a_supervisor_that_is_down_is_told_apart_from_none_at_all(told: Told) ->
     assert watch.pass_minutes(6) == everything
 
 
-def test_a_service_without_a_supervisor_is_missed_though_others_have_theirs(told: Told) -> None:
-    watch = Watch({"shop/a": told.scrape, "depot/a": Told().scrape})
+def test_a_service_without_a_supervisor_is_missed_though_others_have_theirs(
+    told: Told, watching: Opener
+) -> None:
+    watch = watching({"shop/a": told.scrape, "depot/a": Told().scrape})
     assert watch.pass_minutes(5) == set()
     told.is_up = False
     assert watch.pass_minutes(10) == {"PenstockSupervisorDown", "PenstockNoSupervisor"}
