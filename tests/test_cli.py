@@ -20,6 +20,7 @@ from psycopg import sql
 from penstock.cli import main
 from penstock.core import contracts
 from penstock.core.leases import PUBLISHER
+from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
@@ -175,6 +176,14 @@ def test_the_printed_sql_makes_a_schema_that_works(
     elsewhere("send", "--stream", "orders", "--event-type", "placed")
     status = json.loads(elsewhere("status", "--json").stdout)
     assert [stream["unnumbered"] for stream in status["streams"]] == [1]
+
+
+def test_books_that_are_not_there_are_neither_proved_nor_refuted(
+    penstock: Penstock, empty_database_url: str
+) -> None:
+    told = penstock("verify", code=EXIT_SURROUNDINGS, DATABASE_URL=empty_database_url)
+    assert "penstock migrate" in told.stderr
+    assert "neither proved nor refuted" in told.stderr
 
 
 def test_a_foreign_schema_is_left_alone(penstock: Penstock, empty_database_url: str) -> None:

@@ -407,6 +407,19 @@ def test_a_replay_killed_anywhere_continues_exactly_once(
     assert_survives(shop, penstock, moment)
 
 
+@pytest.mark.long
+def test_a_replay_ends_though_its_killed_worker_is_not_forgotten_yet(
+    shop: Shop, penstock: Penstock
+) -> None:
+    process = penstock.start(*START, "--from", "1", FAILPOINT="BatchCommitted:kill")
+    process.communicate(timeout=60)
+    shop.ask(
+        "UPDATE events.worker SET alive_until = clock_timestamp() + interval '6 s' RETURNING 1"
+    )
+    penstock(*REPLAY, "--resume", "again", LEASE_SECONDS="10")
+    assert shop.rows_of_replays() == 0
+
+
 def assert_survives(shop: Shop, penstock: Penstock, moment: str) -> None:
     if "Parked" in moment:
         # It fails once, and has one more attempt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import typer
 from rich.progress import (
@@ -17,12 +18,14 @@ from penstock.cli.invocation import Invocation
 from penstock.cli.letter_options import EXIT_INTERRUPTED
 from penstock.cli.output import error_console, print_json, print_note
 from penstock.core.replays import Replay, ReplayProgress, ReplayState, ReplayTally
+from penstock.errors import OperationRefused
 from penstock.ops.replays import ReplayBooks
 from penstock.runtime.stopping import told_of_stop_signals
 from penstock.stores.identity import operator_id
 
 EXIT_NO = 1
 INTERRUPTED = "interrupted by a signal"
+LOOK_SECONDS = 0.2
 
 
 def run_replay(invocation: Invocation, replay: Replay, *, json_output: bool) -> None:
@@ -39,7 +42,7 @@ def run_replay(invocation: Invocation, replay: Replay, *, json_output: bool) -> 
         books = ReplayBooks(connection, invocation.settings.schema)
         progress = books.look(replay.name)
         if progress.state is ReplayState.FINISHED:
-            tally = _finish(books, replay)
+            tally = _finish(books, replay, 2 * invocation.settings.lease_seconds)
             _tell(progress, tally, json_output=json_output)
             raise typer.Exit(EXIT_NO if tally.dead else 0)
         if was_told:
@@ -85,12 +88,23 @@ def _described(progress: ReplayProgress) -> str:
     return f"positions{waiting}{dead}"
 
 
-def _finish(books: ReplayBooks, replay: Replay) -> ReplayTally:
+def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> ReplayTally:
+    gives_up_at = time.monotonic() + patience_seconds
     with error_console.status("") as shown:
-        return books.finish(
-            replay.name,
-            on_progress=lambda deleted: shown.update(f"{deleted:,} rows of the replay deleted"),
-        )
+        while True:
+            try:
+                return books.finish(
+                    replay.name,
+                    on_progress=lambda deleted: shown.update(
+                        f"{deleted:,} rows of the replay deleted"
+                    ),
+                )
+            except OperationRefused:
+                # A process that was killed counts as working on it until its time is up.
+                if not books.look(replay.name).workers or time.monotonic() > gives_up_at:
+                    raise
+                shown.update("all is handled; another process still seems to work on it")
+                threading.Event().wait(LOOK_SECONDS)
 
 
 def _tell(progress: ReplayProgress, tally: ReplayTally, *, json_output: bool) -> None:

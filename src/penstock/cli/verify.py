@@ -15,7 +15,7 @@ from penstock.cli.looking import steps_shown
 from penstock.cli.output import console, print_error, print_json, print_note
 from penstock.core.books import Anomaly, ConsumerBooks
 from penstock.core.settings import Settings
-from penstock.errors import ServerUnavailable
+from penstock.errors import SchemaMismatch, ServerUnavailable
 from penstock.ops.verify import Report, Step, StreamReport, Verify
 from penstock.ops.verify_tiers import HotTier, Tier
 from penstock.runtime.posts import EXIT_SURROUNDINGS
@@ -42,7 +42,7 @@ def verify(
     invocation = invocation_of(context)
     try:
         report = _verified(invocation, stream, consumer, hot_log=hot_log)
-    except (ServerUnavailable, psycopg.OperationalError) as error:
+    except (ServerUnavailable, SchemaMismatch, psycopg.OperationalError) as error:
         # Not the answer no: there is none, and a probe must be able to tell.
         print_error(f"{str(error).strip()} The books are neither proved nor refuted.")
         raise typer.Exit(EXIT_SURROUNDINGS) from None
