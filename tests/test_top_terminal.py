@@ -103,9 +103,11 @@ def walk_through(terminal: Terminal, graveyard: Graveyard, tmp_path: Path) -> No
     terminal.wait_for(lambda lines: "lines 2-10 of" in lines[0], "the next line")
     terminal.type("escape")
     terminal.wait_for(lambda lines: lines[0].startswith("penstock top"), "the overview")
-    shown = [line for line in terminal.lines() if line]
-    assert shown[-1].startswith(("↑↓ select", "?? select"))
-    assert len(shown) <= 12
+    keys = ("↑↓ select", "?? select")
+    terminal.wait_for(
+        lambda lines: [each for each in lines if each][-1].startswith(keys), "its keys"
+    )
+    assert len([line for line in terminal.lines() if line]) <= 12
     terminal.resize(140, 30)
     terminal.wait_for_text("Latest errors")
     assert terminal.is_alternate()
