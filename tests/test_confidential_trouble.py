@@ -240,9 +240,11 @@ def test_a_service_elsewhere_needs_the_hot_log_and_the_kms_only(
     vault.send("one", "two")
     source = {"mac_key": MacKeyTable().read(vault.connection).as_setting()}
     seen: Seen = []
-    with new_database(servers.database_url, template_database) as url, vault.working():
-        elsewhere = Vault(url, vault.redis_url, vault.kms_key_id)
-        with elsewhere.working(noting(seen), roles=(), source=source, start="earliest"):
-            elsewhere.wait_for_outcomes("handled", "handled")
-        elsewhere.close()
+    with (
+        new_database(servers.database_url, template_database) as url,
+        vault.working(),
+        closing(Vault(url, vault.redis_url, vault.kms_key_id)) as elsewhere,
+        elsewhere.working(noting(seen), roles=(), source=source, start="earliest"),
+    ):
+        elsewhere.wait_for_outcomes("handled", "handled")
     assert seen == ["one", "two"]

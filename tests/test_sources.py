@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import psycopg
@@ -26,6 +26,7 @@ from penstock.pipeline import reader as readers
 from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.stores import source_tier
 from penstock.stores.cleanup import Cleanup
+from penstock.stores.hot_log import HotLog
 from penstock.stores.redis_log import FIELD
 from penstock.stores.servers import Servers
 from penstock.telemetry import signals
@@ -489,10 +490,41 @@ def test_a_start_is_chosen_by_what_can_be_read(
     foreign.close()
 
 
-def _foreign(service: Reader, producer: Producer) -> ForeignStream:
+class PublishedMeanwhile:
+    """A hot log in which the first events arrive between the first question and the second."""
+
+    def __init__(self, hot_log: HotLog, publish: Callable[[], object]) -> None:
+        self._hot_log = hot_log
+        self._publish = publish
+        self._is_asked = False
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any, **options: Any) -> Any:
+            answer = getattr(self._hot_log, name)(*arguments, **options)
+            if not self._is_asked:
+                self._is_asked = True
+                self._publish()
+            return answer
+
+        return ask
+
+
+def test_a_start_misses_nothing_that_is_published_meanwhile(
+    producer: Producer, hot_reader: Reader
+) -> None:
+    hot_log = PublishedMeanwhile(producer.hot_log(), lambda: producer.published(2))
+    foreign = _foreign(hot_reader, producer, cast("HotLog", hot_log))
+    starts = foreign.enter(hot_reader.connection)
+    options = ConsumerOptions(stream_name="orders", name="bill", start="earliest")
+    assert starts.choose(hot_reader.connection, CONSUMER, options) == 1
+    assert producer.head() == 2
+    foreign.close()
+
+
+def _foreign(service: Reader, producer: Producer, hot_log: HotLog | None = None) -> ForeignStream:
     """The stream as a consumer of the service would enter it."""
     source = service.pipeline()._registry.sources["orders"]
-    return ForeignStream(_consuming(service), source, producer.hot_log())
+    return ForeignStream(_consuming(service), source, hot_log or producer.hot_log())
 
 
 def _consuming(service: Reader) -> Any:

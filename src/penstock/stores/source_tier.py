@@ -270,12 +270,18 @@ class NoWarmTier:
 
     def bounds(self) -> Bounds:
         """What the hot log holds."""
-        record = self._peek()
+        # The end before the beginning: what is published in between must not seem to be gone.
         self._head = max(self._head, self._last(), self._last_archived())
+        record = self._peek()
         if record is None:
             # Empty: new, or lost a moment ago. What was seen before says which.
             return Bounds(self._head + 1, self._head)
-        first = record.first if isinstance(record, Hole) else record.position
+        if isinstance(record, Hole):
+            first, last = record.first, record.last
+        else:
+            first = last = record.position
+        # What was there before may have been trimmed away meanwhile.
+        self._head = max(self._head, last)
         return Bounds(first, self._head)
 
     def position_at(self, moment: datetime) -> int | None:
