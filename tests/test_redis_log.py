@@ -21,6 +21,7 @@ from penstock.errors import (
 )
 from penstock.stores import redis_link, redis_log
 from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.redis_link import Script
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
 from tests.publishing import hot_ids, ids, log_key
@@ -167,6 +168,35 @@ def test_a_log_is_kept_near_its_length_limit(redis_url: str) -> None:
         append(log, 1, 1000)
         assert len(hot_ids(redis_url, "orders")) < 400
         assert log.last("orders") == 1000
+
+
+def test_the_size_is_looked_at_first_of_all_and_after_a_part_of_what_fits(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, looked = 16 * 10_000, list[bool]()
+    with closing(RedisLog(redis_url, bytes_max=limit)) as log:
+        open_log(log)
+        run = log._writer.run
+
+        def spy(script: Script, keys: list[str], *arguments: Any) -> Any:
+            looked.append(arguments[4] == limit)
+            return run(script, keys, *arguments)
+
+        monkeypatch.setattr(log._writer, "run", spy)
+        # A predecessor may have written a lot.
+        append(log, 1, 1)
+        append(log, 2, 2)
+        append(log, 3, 3)
+        log.append("orders", Fence(HERE, DATABASE, 1), first=4, entries=[b"x" * 10_001])
+        append(log, 5, 5)
+    assert looked == [True, False, False, True, False]
+
+
+def test_whoever_appends_is_seen_to_be_alive(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    client.hset(META_KEY, "seen", 1)
+    append(log, 1, 1)
+    assert int(client.hget(META_KEY, "seen")) > 1
 
 
 # ── terms and origins ──────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -30,8 +30,11 @@ CONNECT_SECONDS = 3.0
 WAIT_SECONDS_MAX = 30.0
 APPEND_BYTES_MAX = 8 * 1024 * 1024
 BYTES_MAX = 256 * 1024 * 1024
+# The size of a log is looked at whenever such a part of what fits was written.
+MEASURE_PARTS = 16
 # A publisher that wrote or asked within this time counts as alive. It does so every second.
 ALIVE_SECONDS = 5
+_FAILURES = (redis.RedisError, OSError)
 # Replies that waiting cures: as the client's own classes, or as codes in the text.
 _PASSING = (
     redis.exceptions.OutOfMemoryError,
@@ -55,7 +58,10 @@ class RedisLog:
         bytes_max: int = BYTES_MAX,
     ) -> None:
         self._prefix = prefix
-        self._limits = (length_max, bytes_max)
+        self._length_max = length_max
+        self._bytes_max = bytes_max
+        self._unmeasured: dict[str, float] = {}
+        """What was written to each log since its size was asked for."""
         self._address = masked_url(url)
         self._client = new_client(url, SOCKET_SECONDS)
         self._writer = RedisLink(self._client)
@@ -73,13 +79,12 @@ class RedisLog:
     def check(self) -> None:
         """Raise ServerUnsuitable unless the server is Redis 6.2 or newer, or Valkey."""
         try:
-            with self._in_our_words():
-                server = self._client.info("server")
-        except ServerUnsuitable as error:
-            if not isinstance(error.__cause__, redis.exceptions.NoPermissionError):
-                raise
+            server = self._client.info("server")
+        except redis.exceptions.NoPermissionError:
             # Who may not ask for the version may still be allowed everything that matters.
             server = {}
+        except _FAILURES as error:
+            raise self._in_our_words(error) from error
         self._is_checked = True
         version = str(server.get("redis_version", ""))
         if server.get("server_name") == "valkey" or not version:
@@ -94,6 +99,8 @@ class RedisLog:
     def open(self, stream_name: str, fence: Fence, *, base: int) -> int | None:
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1."""
         last = int(self._run("open", stream_name, *_words(fence), base, ALIVE_SECONDS))
+        # Nobody knows how much a predecessor wrote.
+        self._unmeasured[stream_name] = math.inf
         return None if last < 0 else last
 
     def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:
@@ -114,7 +121,12 @@ class RedisLog:
         for offset, part in _parts(entries):
             start = first + offset
             final = hole_last or start + len(part) - 1
-            last = int(self._run("append", stream_name, *words, *self._limits, start, final, *part))
+            written = self._unmeasured.get(stream_name, math.inf) + sum(map(len, part))
+            # Asking for the size costs more than a small batch.
+            is_due = written > self._bytes_max / MEASURE_PARTS
+            limits = (self._length_max, self._bytes_max if is_due else 0)
+            last = int(self._run("append", stream_name, *words, *limits, start, final, *part))
+            self._unmeasured[stream_name] = 0 if is_due else written
         return last
 
     def read(
@@ -127,8 +139,7 @@ class RedisLog:
         seconds = min(wait_seconds, WAIT_SECONDS_MAX)
         block = ("BLOCK", max(1, int(seconds * 1000))) if seconds > 0 else ()
         behind = ("STREAMS", self._log_key(stream_name), f"{after}-0")
-        with self._in_our_words(stream_name):
-            reply = self._reader.call("XREAD", "COUNT", count, *block, *behind)
+        reply = self._call(self._reader, stream_name, "XREAD", "COUNT", count, *block, *behind)
         return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
@@ -136,12 +147,7 @@ class RedisLog:
 
         A publisher shows that it is there, and learns where an empty log of its term begins.
         """
-        if not self._is_checked:
-            self.check()
-        keys = [self._log_key(stream_name), self._meta_key(stream_name)]
-        with self._in_our_words(stream_name):
-            words = () if fence is None else _words(fence)[1:]
-            last = self._writer.run(self._scripts["last"], keys, *words)
+        last = self._ask("last", stream_name, *(() if fence is None else _words(fence)[1:]))
         return None if last is None else int(last)
 
     def trim(self, stream_name: str, *, through: int) -> int:
@@ -151,22 +157,18 @@ class RedisLog:
             return 0
         # An empty log could not be told from a lost one.
         keep_from = min(through + 1, last)
-        with self._in_our_words(stream_name):
-            removed = self._writer.call(
-                "XTRIM", self._log_key(stream_name), "MINID", f"{keep_from}-0"
-            )
-        return int(removed)
+        words = ("XTRIM", self._log_key(stream_name), "MINID", f"{keep_from}-0")
+        return int(self._call(self._writer, stream_name, *words))
 
     def read_keys(self, stream_name: str) -> bytes | None:
         """The copy of a stream's wrapped data keys; None where there is none."""
-        with self._in_our_words(stream_name):
-            copy: bytes | None = self._writer.call("GET", self._keys_key(stream_name))
+        words = ("GET", self._keys_key(stream_name))
+        copy: bytes | None = self._call(self._writer, stream_name, *words)
         return copy
 
     def write_keys(self, stream_name: str, copy: bytes) -> None:
         """Put a copy of the data keys in the place of the one that is there."""
-        with self._in_our_words(stream_name):
-            self._writer.call("SET", self._keys_key(stream_name), copy)
+        self._call(self._writer, stream_name, "SET", self._keys_key(stream_name), copy)
 
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
@@ -186,34 +188,40 @@ class RedisLog:
 
     def _run(self, script: str, stream_name: str, *arguments: str | int | bytes) -> str:
         """Run a script that answers with a status. Returns its text, or raises what it says."""
+        status, text = self._ask(script, stream_name, *arguments)
+        if status != b"OK":
+            raise _outcome(status.decode(), text.decode(), stream_name)
+        return str(text.decode())
+
+    def _ask(self, script: str, stream_name: str, *arguments: str | int | bytes) -> Any:
         if not self._is_checked:
             self.check()
         keys = [self._log_key(stream_name), self._meta_key(stream_name)]
-        with self._in_our_words(stream_name):
-            reply = self._writer.run(self._scripts[script], keys, *arguments)
-        status, text = (part.decode() for part in reply)
-        if status != "OK":
-            raise _outcome(status, text, stream_name)
-        return str(text)
-
-    @contextmanager
-    def _in_our_words(self, stream_name: str | None = None) -> Iterator[None]:
         try:
-            yield
-        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
-            raise ServerUnsuitable(
+            return self._writer.run(self._scripts[script], keys, *arguments)
+        except _FAILURES as error:
+            raise self._in_our_words(error, stream_name) from error
+
+    def _call(self, link: RedisLink, stream_name: str, *words: str | int | bytes) -> Any:
+        try:
+            return link.call(*words)
+        except _FAILURES as error:
+            raise self._in_our_words(error, stream_name) from error
+
+    def _in_our_words(self, error: Exception, stream_name: str | None = None) -> PenstockError:
+        if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+            return ServerUnsuitable(
                 f"Redis at {self._address} refuses this user: {error}. Nothing was lost; "
                 f"check name, password and permissions: it needs the keys {self._prefix}:*."
-            ) from error
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            raise ServerUnavailable(
+            )
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+            return ServerUnavailable(
                 f"Redis at {self._address} cannot be reached: {error} Nothing was lost; events "
                 "wait in PostgreSQL until it is back."
-            ) from error
-        except redis.RedisError as error:
-            raise self._translated(error, stream_name) from error
+            )
+        return self._translated(error, stream_name)
 
-    def _translated(self, error: redis.RedisError, stream_name: str | None) -> PenstockError:
+    def _translated(self, error: Exception, stream_name: str | None) -> PenstockError:
         reply = str(error)
         if is_passing(error):
             return ServerUnavailable(
@@ -234,7 +242,7 @@ def log_key(prefix: str, stream_name: str) -> str:
     return f"{prefix}:{{{stream_name}}}:log"
 
 
-def is_passing(error: redis.RedisError) -> bool:
+def is_passing(error: Exception) -> bool:
     """Whether a server refuses for now what it will accept later."""
     reply = str(error)
     return isinstance(error, _PASSING) or any(code in reply for code in _PASSING_CODES)

@@ -1,9 +1,9 @@
 -- Appends a contiguous batch to a stream's log, each position once. A single entry that covers more
 -- than one position is a hole, and stands at its last.
--- KEYS: log, meta. ARGV: origin, incarnation, term, length limit, limit in bytes, first and last
--- position, entries…
+-- KEYS: log, meta. ARGV: origin, incarnation, term, length limit, limit in bytes or 0 where it is
+-- not to be looked at, first and last position, entries…
 -- Replies {status, text}: OK last | FOREIGN origin | STALE term | CLOSED 0 | GAP last.
-local meta = redis.call('HMGET', KEYS[2], 'origin', 'incarnation', 'term')
+local meta = redis.call('HMGET', KEYS[2], 'origin', 'incarnation', 'term', 'seen')
 local origin, incarnation, term = meta[1], meta[2], meta[3]
 if not origin then return {'CLOSED', '0'} end
 if origin ~= ARGV[1] then return {'FOREIGN', origin} end
@@ -33,8 +33,13 @@ end
 
 -- The script stops at its first error, so the log has no gap whatever happens here.
 for position = is_hole and math.max(final, last + 1) or last + 1, final do
-  local added = redis.pcall('XADD', KEYS[1], string.format('%.0f-0', position), 'e',
-    ARGV[is_hole and 8 or position - first + 8])
+  local id, entry = string.format('%.0f-0', position), ARGV[is_hole and 8 or position - first + 8]
+  local added
+  if position < final then
+    added = redis.pcall('XADD', KEYS[1], id, 'e', entry)
+  else
+    added = redis.pcall('XADD', KEYS[1], 'MAXLEN', '~', ARGV[4], id, 'e', entry)
+  end
   if type(added) == 'table' and added.err then
     -- The key remembers a larger id than its last entry: somebody removed our tail, and only a
     -- new key accepts these positions again. The caller fills it from PostgreSQL.
@@ -46,20 +51,15 @@ for position = is_hole and math.max(final, last + 1) or last + 1, final do
     return added
   end
 end
-redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[4])
 
--- Asking for the size costs more than a small batch, so it is asked whenever a part of what fits
--- has been written since. Whoever may not ask has the limit in length alone.
-local written = 0
-for index = 8, #ARGV do written = written + #ARGV[index] end
-written = redis.call('HINCRBY', KEYS[2], 'written', written)
-if written > tonumber(ARGV[5]) / 16 then
-  redis.call('HSET', KEYS[2], 'written', 0)
+if tonumber(ARGV[5]) > 0 then
+  -- Whoever may not ask for the size has the limit in length alone.
   local size = redis.pcall('MEMORY', 'USAGE', KEYS[1])
   if type(size) == 'number' and size > tonumber(ARGV[5]) * 7 / 8 then
     local keep = redis.call('XLEN', KEYS[1]) * (tonumber(ARGV[5]) * 3 / 4 / size)
     redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', math.max(1, math.floor(keep)))
   end
 end
-redis.call('HSET', KEYS[2], 'seen', redis.call('TIME')[1])
+local now = redis.call('TIME')[1]
+if now ~= meta[4] then redis.call('HSET', KEYS[2], 'seen', now) end
 return {'OK', string.format('%.0f', math.max(last, final))}
