@@ -39,7 +39,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
     pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
     event = RawEvent("Reminder", {"order": 7, "\u001b[2J": "odd"}, key="k7")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("TRUNCATE events.timer")
+        connection.execute("TRUNCATE events.timer, events.operation CASCADE")
         with connection.transaction():
             meta: dict[str, Any] = {"metadata": {"tenant": "t"}}
             pipeline.schedule(connection, "mails", event, at=NOON, timer_id="far", **meta)
@@ -118,6 +118,26 @@ def test_a_held_timer_is_let_go_when_it_is_moved(
     penstock("timers", "reschedule", "gone", "--delay", "0s", code=1)
 
 
+def test_what_is_done_to_timers_is_on_record(
+    penstock: Penstock, connection: psycopg.Connection[Any]
+) -> None:
+    penstock("timers", "reschedule", "far", "--at", "2100-06-02T12:00:00+00:00", "--reason", "late")
+    penstock("timers", "cancel", "far", "--by", "ada", "--reason", "ordered twice")
+    penstock("timers", "cancel", "far", code=1)
+    penstock("timers", "cancel", "far", "--topic", "mails", "--by", "ada", code=2)
+    moved, cancelled = connection.execute(
+        "SELECT kind, criteria, requested_by, reason, events, ended_as FROM events.operation"
+        " ORDER BY id"
+    ).fetchall()
+    about = {"timer_id": "far", "stream_name": "mails", "event_type": "Reminder"}
+    due_at, then = "2100-06-01T12:00:00+00:00", "2100-06-02T12:00:00+00:00"
+    assert moved[:2] == ("reschedule timer", {**about, "due_at": due_at, "moved_to": then})
+    assert "@" in moved[2]
+    assert moved[3:] == ("late", 1, "done")
+    assert cancelled[:2] == ("cancel timer", {**about, "due_at": then})
+    assert cancelled[2:] == ("ada", "ordered twice", 1, "done")
+
+
 WRONG: list[tuple[list[str], str]] = [
     (["reschedule", "far"], "either --at or --delay"),
     (["reschedule", "far", "--at", NOON.isoformat(), "--delay", "1h"], "either --at or"),
@@ -185,7 +205,7 @@ def test_status_has_a_line_for_timers(
     assert (timers["pending"], timers["late"], timers["held"]) == (2, 1, 1)
     assert timers["next_due_ms"] < -119_000
     assert "timers: the next one is late" in penstock("status", "--check", code=1).stdout
-    connection.execute("TRUNCATE events.timer")
+    connection.execute("TRUNCATE events.timer, events.operation CASCADE")
     assert "timers: 0 pending\n" in penstock("status").stdout
     assert penstock("status", "--check").stdout == "Healthy.\n"
 

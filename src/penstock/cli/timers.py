@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli import timers_redis
 from penstock.cli.invocation import invocation_of
-from penstock.cli.letter_options import Json, Reveal
+from penstock.cli.letter_options import By, Json, Reveal, Why
 from penstock.cli.letter_output import moment, one_line, print_event, print_facts, shown_payload
 from penstock.cli.output import console, print_json, print_note, span, table
 from penstock.core.timers import PENDING_LIMIT_MAX, PendingTimer
 from penstock.errors import UsageError
 from penstock.ops.timers import Timers, parse_span, parse_time, revealed_timer, timer_json
+from penstock.stores.identity import operator_id
 
 LIST_LIMIT = 50
 TIME = "TIME|2h|7d"
@@ -144,15 +145,24 @@ def show(
 
 @application.command("cancel")
 def cancel(
-    context: typer.Context, timer_id: TimerId, *, topic: Topic = None, json_output: Json = False
+    context: typer.Context,
+    timer_id: TimerId,
+    *,
+    topic: Topic = None,
+    by: By = None,
+    why: Why = "",
+    json_output: Json = False,
 ) -> None:
     """Take a timer back; exit 1 where there is none."""
     invocation = invocation_of(context)
     if topic is not None:
+        if by is not None or why:
+            raise UsageError("--by and --reason are kept in PostgreSQL, for timers that are there.")
         timers_redis.cancel_timer(invocation, topic, timer_id, json_output=json_output)
         return
     with invocation.connect("timers") as connection:
-        Timers(connection, invocation.settings.schema).cancel(timer_id)
+        timers = Timers(connection, invocation.settings.schema)
+        timers.cancel(timer_id, by=by or operator_id(), reason=why)
     if json_output:
         print_json({"timer_id": timer_id, "cancelled": True})
     else:
@@ -168,6 +178,8 @@ def reschedule(
     delay: Annotated[
         str | None, typer.Option(metavar="2h|7d", help="How long from now; 0s is at once.")
     ] = None,
+    by: By = None,
+    why: Why = "",
     json_output: Json = False,
 ) -> None:
     """Move a timer's next firing; a held one is tried again then."""
@@ -176,11 +188,13 @@ def reschedule(
     invocation = invocation_of(context)
     with invocation.connect("timers") as connection:
         timers = Timers(connection, invocation.settings.schema)
+        due: datetime | timedelta
         if at is not None:
-            due_at = timers.reschedule(timer_id, parse_time("--at", at, timers.clock()))
+            due = parse_time("--at", at, timers.clock())
         else:
             assert delay is not None
-            due_at = timers.reschedule(timer_id, parse_span("--delay", delay))
+            due = parse_span("--delay", delay)
+        due_at = timers.reschedule(timer_id, due, by=by or operator_id(), reason=why)
     if json_output:
         print_json({"timer_id": timer_id, "due_at": due_at})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -64,19 +65,37 @@ class Timers:
             raise _missing(timer_id)
         return found
 
-    def cancel(self, timer_id: str) -> None:
-        """Take a timer back. Raises OperationRefused where there is none."""
-        if not ask(self._connection, cancelling(self._schema, parse_timer_id(timer_id))):
-            raise _missing(timer_id)
-
-    def reschedule(self, timer_id: str, due: datetime | timedelta) -> datetime:
-        """Move its next firing, and let go of it if it was held; returns when that is."""
-        identity = parse_timer_id(timer_id)
+    def cancel(self, timer_id: str, *, by: str, reason: str) -> None:
+        """Take a timer back, on record. Raises OperationRefused where there is none."""
         with self._connection.transaction():
-            if not ask(self._connection, rescheduling(self._schema, identity, due)):
+            timer = self.find(timer_id).pending
+            if not ask(self._connection, cancelling(self._schema, timer.timer_id)):
+                raise _missing(timer_id)
+            self._record("cancel timer", timer, by, reason)
+
+    def reschedule(
+        self, timer_id: str, due: datetime | timedelta, *, by: str, reason: str
+    ) -> datetime:
+        """Move its next firing, on record; lets go of a held one. Returns when it is due."""
+        with self._connection.transaction():
+            timer = self.find(timer_id).pending
+            if not ask(self._connection, rescheduling(self._schema, timer.timer_id, due)):
                 raise _missing(timer_id)
             # Within the transaction, in which nobody can have fired it yet.
-            return self.find(identity).pending.due_at
+            due_at = self.find(timer_id).pending.due_at
+            self._record("reschedule timer", timer, by, reason, moved_to=due_at.isoformat())
+        return due_at
+
+    def _record(self, kind: str, timer: PendingTimer, by: str, reason: str, **more: str) -> None:
+        criteria = {
+            "timer_id": timer.timer_id,
+            "stream_name": timer.stream_name,
+            "event_type": timer.event_type,
+            "due_at": timer.due_at.isoformat(),
+            **more,
+        }
+        parameters = {"kind": kind, "criteria": json.dumps(criteria), "by": by, "reason": reason}
+        self._connection.execute(Queries(SQL_FILE, self._schema)["record"], parameters)
 
 
 def timer_json(timer: PendingTimer) -> dict[str, Any]:

@@ -30,6 +30,11 @@ SELECT events.reschedule(
 -- See events.cancel_timer.
 SELECT events.cancel_timer(timer_id => CAST(%(timer_id)s AS text))
 
+-- name: record
+-- In the transaction that changes the timer. Its key may be confidential, and is not kept.
+INSERT INTO events.operation (kind, criteria, requested_by, reason, events, ended_at, ended_as)
+VALUES (%(kind)s, CAST(%(criteria)s AS jsonb), %(by)s, %(reason)s, 1, clock_timestamp(), 'done')
+
 -- name: pending
 -- Two halves, because each has an index in this order: a million timers cost no more than a few.
 -- SQL can say times that other languages cannot read.
