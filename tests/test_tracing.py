@@ -6,7 +6,9 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 from opentelemetry.trace.propagation import set_span_in_context
 
-from penstock import FatalError, RawEvent, StreamEvent
+from penstock import FatalError, Pipeline, RawEvent, Retry, StreamEvent
 from penstock.core.isolation import Batch
 from penstock.core.options import Guarantee
+from penstock.core.timer_messages import TimerMessage
 from penstock.core.wire import Entry
 from penstock.errors import LeaseLost, ServerUnavailable
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.traced import traced
 from penstock.telemetry import tracing
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.timers_at_work import working
 from tests.vault import STREAM, Vault, new_key_file
+from tests.waiting import wait_until
 
 OTHERS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 CANARY = "canary-81ac"
@@ -285,6 +290,36 @@ def test_every_guarantee_and_a_coroutine_are_traced(
     assert own == [span_id(call) for call in sorted(calls, key=lambda call: call.start_time or 0)]
     assert tracing.active() is not None
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_timer_of_redis_is_handled_below_what_published_it(
+    database_url: str, redis_url: str, spans: Spans, is_async: bool
+) -> None:
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=redis_url)
+    inside: list[str] = []
+
+    def handle(message: TimerMessage) -> None:
+        inside.append(tracing.carried_metadata()["traceparent"])
+        if message.attempt == 1:
+            raise ValueError(CANARY)
+
+    async def handle_async(message: TimerMessage) -> None:
+        handle(message)
+
+    retry = Retry.fixed(seconds=0.01, attempts_max=2)
+    pipeline.timer("late", retry=retry)(handle_async if is_async else handle)
+    with trace.get_tracer("test").start_as_current_span("asked") as asked:
+        pipeline.timers.publish({"n": 1}, topic="late")
+        pipeline.timers.publish({"n": 2}, topic="late", headers={"traceparent": OTHERS})
+    with working(pipeline, "late"), closing(pipeline.timers):
+        wait_until(lambda: len(spans.named("handle shop.timer:late")) == 4, what="both are handled")
+    handled = spans.named("handle shop.timer:late")
+    assert {header_of(span) for span in handled} == set(inside)
+    parents = [asked.get_span_context().span_id, int(OTHERS.split("-")[2], 16)]
+    assert Counter(map(parent_of, handled)) == dict.fromkeys(parents, 2)
+    assert Counter(span.status.status_code.name for span in handled) == {"ERROR": 2, "UNSET": 2}
+    assert CANARY not in spans.text()
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ from penstock.core.timer_envelope import (
     pack,
 )
 from penstock.core.timer_keys import PAYLOADS_KEY, TIMELINE_KEY, KeyNames, require_timer_id
+from penstock.core.trace_context import TRACEPARENT
 from penstock.errors import InvalidTimer, SettingsError
 from penstock.stores.timer_link import TimerServer
 from penstock.stores.timer_queue import START_SECONDS, AsyncRedisTimers, RedisTimers
+from penstock.telemetry.tracing import carried_metadata
 
 NOW = timedelta(0)
 
@@ -288,6 +290,8 @@ def _headers(
         headers[CONTENT_TYPE] = content_type
     if reply_to:
         headers[REPLY_TO] = reply_to
+    if given is None or TRACEPARENT not in given:
+        headers |= carried_metadata()
     return {**headers, **(given or {})}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 from uuid import UUID, uuid5
 
 from penstock.core.failures import DESCRIPTION_LENGTH_MAX, describe, is_nobodys_fault, text_of
@@ -28,7 +29,7 @@ from penstock.pipeline.timer_calling import Calls, Nacked
 from penstock.pipeline.timer_hands import Held
 from penstock.stores.outage import Outage
 from penstock.stores.timer_queue import ClaimedTimer, Outcome, RedisTimers
-from penstock.telemetry import signals
+from penstock.telemetry import signals, tracing
 from penstock.telemetry.bus import emit, is_wanted
 
 CONTENTION_SECONDS = 0.25
@@ -97,7 +98,8 @@ class TimerHand:
 
     def _call(self, held: Held, message: TimerMessage) -> None:
         try:
-            reply = self._calls.run(message, held.timer.due_score, partial(_reply, message))
+            with self._span(message):
+                reply = self._calls.run(message, held.timer.due_score, partial(_reply, message))
         except AlreadyHandled:
             if self._settle(held, self._store.commit):
                 emit(signals.TimerRepeated(*self._named(held), held.timer.attempt))
@@ -114,6 +116,12 @@ class TimerHand:
             self._judge(held, message, error)
         else:
             self._finish(held, message, reply)
+
+    def _span(self, message: TimerMessage) -> AbstractContextManager[Any]:
+        tracer = tracing.active()
+        if tracer is None:
+            return tracing.NOTHING
+        return tracer.timer(self._consumer, message.topic, message.headers, message.attempt)
 
     def _finish(self, held: Held, message: TimerMessage, reply: Reply | None) -> None:
         if self._is_exactly_once:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation import set_span_in_context
 
 from penstock.core.trace_context import TraceContext, from_metadata
 from penstock.core.wire import Entry, Hole, decode_record
-from penstock.errors import ContractError, MalformedEntry
+from penstock.errors import AlreadyHandled, ContractError, LockContention, MalformedEntry
 from penstock.telemetry.tracing import LINKS_MAX, SYSTEM, Call
 
 OUTCOME: Final = "penstock.outcome"
@@ -171,6 +171,22 @@ class OpenTelemetryTracer:
         finally:
             contexts.detach(attached)
 
+    @contextmanager
+    def timer(
+        self, consumer: str, topic: str, headers: Mapping[str, str], attempt: int
+    ) -> Iterator[None]:
+        """Around one attempt at a timer of Redis."""
+        span = self._start(
+            f"handle {consumer}",
+            SpanKind.CONSUMER,
+            context=_below(_remote(from_metadata(headers))),
+            attributes=_about(topic, "process")
+            | {"messaging.consumer.group.name": consumer, "penstock.attempt": attempt},
+        )
+        # What was handled before, or is in other hands, has not failed.
+        with _current(span, expected=(AlreadyHandled, LockContention)):
+            yield
+
 
 class OpenTelemetryBatch:
     """A batch's span, and those of its handlers' calls until it is known what became of them."""
@@ -220,10 +236,12 @@ def provide(service_name: str) -> None:
 
 
 @contextmanager
-def _current(span: Span) -> Iterator[None]:
+def _current(span: Span, expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     attached = contexts.attach(set_span_in_context(span))
     try:
         yield
+    except expected:
+        raise
     except BaseException as error:
         _fail(span, error)
         raise
@@ -269,7 +287,10 @@ def _cause(entry: Entry) -> SpanContext | None:
     except ContractError:
         return None
     # Of a sealed event only what is random goes on, here as in what its handler sends.
-    found = from_metadata(metadata, with_state=not entry.key_id)
+    return _remote(from_metadata(metadata, with_state=not entry.key_id))
+
+
+def _remote(found: TraceContext | None) -> SpanContext | None:
     if found is None:
         return None
     return SpanContext(

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +38,8 @@ SPANS: Final[dict[type[Signal], str]] = {
     signals.EventFailed: "`handle <consumer>` with the status ERROR",
     signals.BatchCommitted: "`batch <consumer>`, outcome `settled`",
     signals.BatchRolledBack: "`batch <consumer>`, outcome `unsettled`, status ERROR",
+    signals.TimerHandled: "`handle <consumer>`, below whatever has published the timer",
+    signals.TimerFailed: "`handle <consumer>` with the status ERROR",
 }
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -86,6 +88,11 @@ class Tracer(Protocol):
 
     def handling(self, call: Call) -> AbstractContextManager[Any]:
         """Around one call of a handler, inside of its batch."""
+
+    def timer(
+        self, consumer: str, topic: str, headers: Mapping[str, str], attempt: int
+    ) -> AbstractContextManager[Any]:
+        """Around one attempt at a timer of Redis, below whatever has published it."""
 
 
 class _Found:
