@@ -21,6 +21,7 @@ from penstock.cli.output import console, error_console
 from penstock.core.events import RawEvent
 from penstock.core.outgoing import UNSET
 from penstock.errors import InvalidEvent, UsageError
+from penstock.runtime.stopping import told_of_stop_signals
 
 DEMO_STREAM = "demo"
 DEMO_TYPES = ("demo.order_placed", "demo.order_paid", "demo.order_cancelled")
@@ -96,6 +97,13 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _send_continuously(pipeline: Pipeline, stream: str, rate: float) -> None:
     sent, started = 0, time.monotonic()
+    told = list[None]()
+
+    def interrupt() -> NoReturn:
+        # An interrupt may strike where errors are ignored, as in finalizers. It is remembered.
+        told.append(None)
+        raise KeyboardInterrupt
+
     progress = Progress(
         TextColumn("{task.completed:,.0f} events sent to " + stream),
         TimeElapsedColumn(),
@@ -104,9 +112,11 @@ def _send_continuously(pipeline: Pipeline, stream: str, rate: float) -> None:
         transient=True,
     )
     try:
-        with progress:
+        with progress, told_of_stop_signals(interrupt):
             task = progress.add_task("sending", total=None)
             for batch in _batches():
+                if told:
+                    break
                 with Session(pipeline.engine) as session, session.begin():
                     pipeline.send_many(session, stream, batch)
                 sent += len(batch)
