@@ -37,8 +37,11 @@ NOT_REACHABLE: Mapping[str, str] = {
 PROVOKED_BY: Mapping[str, str] = {"PredecessorEnded": "BatchSealed"}
 """Met only by the successor of somebody who stands still at another."""
 
-RARE = ("PositionsSkipped", "HolePassed", "ForgeryFound")
+RARE = ("PositionsSkipped", "HolePassed", "ForgeryFound", "ConsumerResumed")
 """Met after a few kinds of faults alone: armed from the beginning, or their moment passes by."""
+
+LEADS_TO: Mapping[str, str] = {"ConsumerPaused": "ConsumerResumed"}
+"""Whoever ends at the first never comes to the second, which has to be hit before it."""
 
 ON_OTHER_THREADS = frozenset({"LeaseRenewed", "LeaseLost"})
 """An exception at these would end the thread that renews leases, and not the process."""
@@ -121,7 +124,12 @@ class Armoury:
         self._armed[name] = (Failpoint(name, (action,)), now)
 
     def _choose(self) -> str:
-        others = [name for name in reachable() if name not in self._armed]
+        missed = set(self.missed)
+        others = [
+            name
+            for name in reachable()
+            if name not in self._armed and LEADS_TO.get(name) not in missed
+        ]
         if self._chance.random() < RAREST_FIRST:
             fewest = min(self._times(name) for name in others)
             others = [name for name in others if self._times(name) == fewest]
