@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from penstock.app import Pipeline
 from penstock.cli import main
 from penstock.core import contracts
 from penstock.core.leases import PUBLISHER
@@ -326,18 +329,33 @@ def test_send_needs_a_stream_and_a_type(penstock: Penstock) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_continuous_sends_until_ctrl_c_and_tells_how_many(
-    penstock: Penstock, database_url: str
+    penstock: Penstock, database_url: str, number: signal.Signals
 ) -> None:
     process = penstock.start("send", "--continuous", "--rate", "1000")
     wait_until(
         lambda: count(database_url, "events.outbox_event") > 20,
         what="events are in the outbox",
     )
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, _ = process.communicate(timeout=SOON_SECONDS)
     assert process.returncode == 0
     assert "events sent to demo" in stdout
+
+
+def test_an_interrupt_that_strikes_where_errors_are_ignored_ends_a_continuous_send(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_many = Pipeline.send_many
+
+    def deaf(*arguments: Any, **options: Any) -> Any:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return send_many(*arguments, **options)
+
+    monkeypatch.setattr(Pipeline, "send_many", deaf)
+    assert "events sent to demo" in penstock("send", "--continuous", "--rate", "100000").stdout
 
 
 def test_status_counts_without_a_publisher(penstock: Penstock, database_url: str) -> None:

@@ -521,6 +521,21 @@ def test_a_start_misses_nothing_that_is_published_meanwhile(
     foreign.close()
 
 
+def test_a_start_is_never_before_what_was_trimmed_meanwhile(
+    producer: Producer, hot_reader: Reader, client: Any
+) -> None:
+    def publish() -> None:
+        producer.published(5)
+        client.xtrim(log_key("orders"), minid="4-0", approximate=False)
+
+    hot_log = PublishedMeanwhile(producer.hot_log(), publish)
+    foreign = _foreign(hot_reader, producer, cast("HotLog", hot_log))
+    starts = foreign.enter(hot_reader.connection)
+    options = ConsumerOptions(stream_name="orders", name="bill", start="latest")
+    assert starts.choose(hot_reader.connection, CONSUMER, options) == 5
+    foreign.close()
+
+
 def _foreign(service: Reader, producer: Producer, hot_log: HotLog | None = None) -> ForeignStream:
     """The stream as a consumer of the service would enter it."""
     source = service.pipeline()._registry.sources["orders"]

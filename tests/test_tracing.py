@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from opentelemetry.trace.propagation import set_span_in_context
 
 from penstock import FatalError, Pipeline, RawEvent, Retry, StreamEvent
+from penstock.app.timer_queue import _headers
 from penstock.core.isolation import Batch
 from penstock.core.options import Guarantee
 from penstock.core.timer_messages import TimerMessage
 from penstock.core.wire import Entry
-from penstock.errors import LeaseLost, ServerUnavailable
+from penstock.errors import AlreadyHandled, LeaseLost, LockContention, ServerUnavailable
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.traced import traced
 from penstock.telemetry import tracing
@@ -290,6 +291,31 @@ def test_every_guarantee_and_a_coroutine_are_traced(
     assert own == [span_id(call) for call in sorted(calls, key=lambda call: call.start_time or 0)]
     assert tracing.active() is not None
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("error", [AlreadyHandled, LockContention])
+def test_a_timer_that_others_have_in_hand_has_not_failed(
+    spans: Spans, error: type[Exception]
+) -> None:
+    tracer = tracing.active()
+    assert tracer is not None
+    with suppress(error), tracer.timer("shop.timer:late", "late", {}, 1):
+        raise error("elsewhere")
+    (handled,) = spans.named("handle shop.timer:late")
+    assert handled.status.status_code.name == "UNSET"
+
+
+def test_a_timer_carries_a_trace_whole() -> None:
+    state = TraceState([("vendor", "x")])
+    outside = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1), trace_state=state)
+    token = contexts.attach(set_span_in_context(NonRecordingSpan(outside)))
+    try:
+        carried = _headers(None, None, "c", "")
+        given = _headers({"traceparent": OTHERS}, None, "c", "")
+    finally:
+        contexts.detach(token)
+    assert carried.keys() == {"correlation_id", "traceparent", "tracestate"}
+    assert given == {"correlation_id": "c", "traceparent": OTHERS}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
