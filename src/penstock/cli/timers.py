@@ -157,7 +157,10 @@ def cancel(
     invocation = invocation_of(context)
     if topic is not None:
         if by is not None or why:
-            raise UsageError("--by and --reason are kept in PostgreSQL, for timers that are there.")
+            raise UsageError(
+                "--by and --reason are kept for timers in PostgreSQL; --topic is about Redis. "
+                "Nothing was changed; leave them out."
+            )
         timers_redis.cancel_timer(invocation, topic, timer_id, json_output=json_output)
         return
     with invocation.connect("timers") as connection:
