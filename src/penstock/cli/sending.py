@@ -56,7 +56,10 @@ def send(
         if event_type is not None or key is not None or event_uuid is not None:
             raise UsageError("--continuous makes its events up; give it --stream and --rate only.")
         invocation.connect("send").close()
-        _send_continuously(invocation.pipeline, stream or DEMO_STREAM, rate)
+        try:
+            _send_continuously(invocation.pipeline, stream or DEMO_STREAM, rate)
+        finally:
+            invocation.pipeline.engine.dispose()
         return
     if stream is None or event_type is None:
         raise UsageError("An event needs --stream and --event-type (or choose --continuous).")
