@@ -54,13 +54,15 @@ def run_replay(invocation: Invocation, replay: Replay, *, json_output: bool) -> 
 
 def _work(invocation: Invocation, replay: Replay) -> bool:
     """Returns whether a signal ended it."""
-    stop, told = threading.Event(), threading.Event()
+    stop = threading.Event()
+    # No event: a second signal may come while the first one still holds its lock.
+    told = list[None]()
 
     def ask_to_stop() -> None:
-        if told.is_set():
+        if told:
             # As good as a kill: whoever resumes it finds everything as it was committed.
             raise KeyboardInterrupt
-        told.set()
+        told.append(None)
         stop.set()
 
     columns = (
@@ -79,7 +81,7 @@ def _work(invocation: Invocation, replay: Replay) -> bool:
             bar.update(task, completed=progress.passed, description=_described(progress))
 
         invocation.pipeline.run_replay(replay, stop, on_look=show)
-    return told.is_set()
+    return bool(told)
 
 
 def _described(progress: ReplayProgress) -> str:

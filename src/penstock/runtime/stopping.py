@@ -28,22 +28,28 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def stop_on_signals(stop: threading.Event, shutdown_seconds: float) -> None:
-    """Let SIGTERM and SIGINT set the event; a second one, or the time limit, ends the process.
+    """Let SIGTERM and SIGINT set the event; a SIGINT after that, or the time limit, ends us.
+
+    A second SIGTERM changes nothing: a supervisor, the kernel at the supervisor's end and whoever
+    stops a whole group may each send one.
 
     The main thread runs signal handlers, so it must not itself wait on the event: it could hold
     the event's lock when the signal comes.
     """
-    asked = threading.Event()
+    asked: list[int] = []
 
     def request_stop(number: int, _: FrameType | None) -> None:
-        if asked.is_set():
-            os._exit(128 + number)
-        asked.set()
-        stop.set()
+        # The next signal may interrupt this function anywhere, and then waits for no lock of ours.
+        if asked:
+            if number == signal.SIGINT:
+                os._exit(128 + number)
+            return
+        asked.append(number)
         # The kernel ends us when the time is up, even where nobody is left to do it, and even
         # while a handler does not let Python run.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, shutdown_seconds)
+        stop.set()
 
     for number in STOP_SIGNALS:
         signal.signal(number, request_stop)
