@@ -11,6 +11,8 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from penstock.core.wire import Entry
+from penstock.pipeline.signature import HandlerPlan
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
@@ -145,19 +147,41 @@ def test_a_handler_that_fails_by_itself_is_not_excused(
     assert bench.settled() == [(1, "handled"), (2, "parked")]
 
 
-def test_the_handler_is_called_before_the_claim_is_answered(
-    bench: Workbench, heard: list[signals.Signal]
-) -> None:
-    # Whoever waits for the claim, waits for this transaction, which only the handler ends.
+@pytest.fixture
+def rival(bench: Workbench) -> Iterator[psycopg.Connection[Any]]:
+    """Whoever waits for the claim waits for this transaction, until somebody ends it."""
     name = sql.Identifier(bench.connection.info.dbname)
     bench.connection.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout = '5s'").format(name))
     with psycopg.connect(bench.settings.database_url) as rival:
         rival.execute(SETTLE)
+        yield rival
 
-        def end_the_rival(event: Placed) -> None:
-            rival.rollback()
 
-        bench.consumer(end_the_rival).step()
+def test_the_handler_is_called_before_the_claim_is_answered(
+    bench: Workbench, rival: psycopg.Connection[Any], heard: list[signals.Signal]
+) -> None:
+    def end_the_rival(event: Placed) -> None:
+        rival.rollback()
+
+    bench.consumer(end_the_rival).step()
+    assert failures(heard) == []
+    assert bench.checkpoint() == 3
+
+
+def test_a_list_is_decoded_before_the_claim_is_answered(
+    bench: Workbench,
+    rival: psycopg.Connection[Any],
+    heard: list[signals.Signal],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = HandlerPlan.decode
+
+    def end_the_rival(plan: HandlerPlan, entry: Entry) -> Any:
+        rival.rollback()
+        return decode(plan, entry)
+
+    monkeypatch.setattr(HandlerPlan, "decode", end_the_rival)
+    bench.consumer(in_lists).step()
     assert failures(heard) == []
     assert bench.checkpoint() == 3
 

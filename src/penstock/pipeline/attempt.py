@@ -120,7 +120,7 @@ class ExactlyOnce:
         with self._worker.guard.lent():
             handled = self._calls.each(
                 todo,
-                self._calls.lent(session),
+                session,
                 self._calls.context_for(batch),
                 is_pipelined=self._may_pipeline,
             )

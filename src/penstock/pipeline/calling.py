@@ -85,8 +85,11 @@ class Calls:
             **more,
         )
 
-    def lent(self, session: Any) -> list[Any]:
-        """What every call of a batch has in common, in the handler's order."""
+    def _lent(self, session: Any) -> list[Any]:
+        """What every call of a batch has in common, in the handler's order.
+
+        Lending a connection or a cursor waits for what was sent ahead.
+        """
         views = self._plan.parameters
         lent: dict[View | None, Any] = {
             View.SESSION: session,
@@ -98,7 +101,7 @@ class Calls:
     def each(
         self,
         todo: list[Entry],
-        lent: list[Any],
+        session: Any,
         context_of: MakeContext,
         *,
         is_pipelined: bool = False,
@@ -107,8 +110,9 @@ class Calls:
         """Call the handler; returns how many entries it has done. Raises HandlerFailed."""
         if self._plan.is_batch:
             if todo:
-                self._list(todo, lent, context_of)
+                self._list(todo, session, context_of)
             return len(todo)
+        lent = self._lent(session)
         deadline = time.monotonic() + self._options.batch_seconds
         tracer = tracing.active()
         call = self._one if tracer is None else partial(self._traced, tracer)
@@ -126,11 +130,11 @@ class Calls:
             current_handling.reset(token)
         return len(todo)
 
-    def one(self, entry: Entry, lent: list[Any], context_of: MakeContext) -> None:
+    def one(self, entry: Entry, session: Any, context_of: MakeContext) -> None:
         """Call the handler for one event; whatever it raises comes out."""
         token = current_handling.set(None)
         try:
-            self._one(entry, lent, context_of)
+            self._one(entry, self._lent(session), context_of)
         finally:
             current_handling.reset(token)
 
@@ -157,8 +161,11 @@ class Calls:
         context, is_list = context_of(opened[0]), self._plan.is_batch
         return tracing.Call(self._consumer, opened, context.attempt, context.is_replay, is_list)
 
-    def _list(self, todo: list[Entry], lent: list[Any], context_of: MakeContext) -> None:
-        """A list has one context, that of its first event."""
+    def _list(self, todo: list[Entry], session: Any, context_of: MakeContext) -> None:
+        """A list has one context, that of its first event.
+
+        It is decoded first: the server may still be at work on what was sent ahead.
+        """
         tracer = tracing.active()
         try:
             opened = [self._unsealing.open(entry) for entry in todo]
@@ -168,7 +175,7 @@ class Calls:
                 else tracer.handling(self._describe(opened, context_of))
             ):
                 events = [self._decode(entry) for entry in opened]
-                arguments = self._arguments(lent, events, opened[0], context_of)
+                arguments = self._arguments(self._lent(session), events, opened[0], context_of)
                 self._call_handler(self._plan.function, arguments)
                 self._raise_violation()
         except BaseException as raised:

@@ -67,7 +67,7 @@ class AtLeastOnce:
         with self._seams.around():
             try:
                 context_of = self._calls.context_for(batch, completion=progress)
-                handled = self._calls.each(todo, self._calls.lent(None), context_of)
+                handled = self._calls.each(todo, None, context_of)
             except HandlerFailed as failed:
                 failure = failed
         progress.raise_loss()
@@ -254,13 +254,13 @@ class AtMostOnce:
         if not batch.is_parked:
             lease = lease.at(batch.last)
         todo = self._ledger.todo(batch, claim.fresh)
-        lent, context_of = self._calls.lent(None), self._calls.context_for(batch)
+        context_of = self._calls.context_for(batch)
         failures: list[tuple[Entry, Exception]] = []
         with self._seams.around():
             while todo:
                 try:
                     # To its end, also when the worker is asked to stop: nobody else will.
-                    self._calls.each(todo, lent, context_of, may_stop=False)
+                    self._calls.each(todo, None, context_of, may_stop=False)
                     break
                 except HandlerFailed as failed:
                     # A list has no culprit: all of it has failed.

@@ -82,7 +82,7 @@ class RehearsalRoom:
                 self._inbox.rehearse(worker)
                 session = worker.session() if View.SESSION in self._plan.parameters else None
                 with worker.guard.lent():
-                    calls.one(entry, calls.lent(session), context_of)
+                    calls.one(entry, session, context_of)
                     if session is not None:
                         calls.within_limits(session.flush, [])
         finally:
