@@ -178,7 +178,16 @@ def test_arguments_are_checked_too(tmp_path: Path, value: object) -> None:
 
 def test_relations_between_settings_are_checked_whoever_gave_them(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="lease_renew_seconds must fit twice"):
-        resolved(tmp_path, LEASE_SECONDS="5")
+        resolved(tmp_path, LEASE_SECONDS="5", LEASE_RENEW_SECONDS="3")
+
+
+@pytest.mark.parametrize(("lease_seconds", "renewal"), [("30", 10.0), ("6", 2.0)])
+def test_a_lease_is_renewed_at_a_third_of_it(
+    tmp_path: Path, lease_seconds: str, renewal: float
+) -> None:
+    chosen = resolved(tmp_path, LEASE_SECONDS=lease_seconds)
+    assert chosen.settings.lease_renew_seconds == renewal
+    assert chosen.origins["lease_renew_seconds"] == "default"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from penstock.stores.postgres import conninfo
 
 PREFIX = "PENSTOCK_"
 DEV_ENV = Path(".penstock", "dev.env")
+# Unless somebody says otherwise.
+RENEWALS_PER_LEASE = 3
 EXTRA_NAMES = frozenset(
     {
         "PENSTOCK_APP",
@@ -81,7 +83,10 @@ def resolve(
             "pass Pipeline(…, database_url=…). With `penstock dev` running in this folder, none "
             "of them is needed."
         )
-    settings = Settings(**{name: found.value for name, found in given.items()})
+    values = {name: found.value for name, found in given.items()}
+    lease_seconds = values.get("lease_seconds", default_of("lease_seconds"))
+    values.setdefault("lease_renew_seconds", lease_seconds / RENEWALS_PER_LEASE)
+    settings = Settings(**values)
     origins = {name: given[name].origin if name in given else "default" for name in NAMES}
     return ResolvedSettings(settings, origins)
 
