@@ -98,6 +98,8 @@ class Pipeline(TimerHandlers, TimerSurface):
         """A SQLAlchemy engine on the pipeline's database."""
         engine = create_engine(
             sqlalchemy_url(self.settings.database_url),
+            # A server that was away in between has taken the pool's connections with it.
+            pool_pre_ping=True,
             connect_args=connect_arguments(f"penstock {self.name}"),
         )
         # Before any thread uses it: listeners must not be added while others are inside them.
@@ -109,6 +111,7 @@ class Pipeline(TimerHandlers, TimerSurface):
         """The same for asyncio."""
         engine = create_async_engine(
             sqlalchemy_url(self.settings.database_url),
+            pool_pre_ping=True,
             connect_args=connect_arguments(f"penstock {self.name}"),
         )
         watch(engine.sync_engine)
