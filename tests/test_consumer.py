@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -586,6 +586,25 @@ def test_a_connection_lost_in_mid_batch_is_no_attempt(bench: Workbench) -> None:
         consumer.step()
     assert failures == []
     assert effects(bench) == []
+
+
+@pytest.mark.parametrize("handler", [asynchronously, on_psycopg_cursor])
+def test_a_connection_lost_between_batches_is_told_by_nobody_but_us(
+    bench: Workbench, handler: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(handler)
+    run_until_idle(consumer)
+    bench.connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'penstock test worker' AND datname = current_database()"
+    )
+    bench.send(1)
+    bench.publish()
+    with pytest.raises(ServerUnavailable):
+        run_until_idle(consumer)
+    assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,22 @@ def test_an_error_comes_out_at_the_sync_at_the_latest(connection: psycopg.Connec
     assert connection.execute("SELECT count(*) FROM effect").fetchone() == (0,)
 
 
+def test_who_fails_meanwhile_is_heard_and_nothing_else_is_told(
+    connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail_behind_a_statement_that_fails() -> None:
+        with patient_pipeline(connection):
+            connection.execute("SELECT 'a secret'::int")
+            raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        fail_behind_a_statement_that_fails()
+    assert caught.value.__context__ is None
+    assert caplog.records == []
+    connection.rollback()
+    assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_statements_go_one_by_one_where_psycopgs_internals_are_unknown(
     connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -136,7 +136,7 @@ class AsyncWorkerConnection:
 
         async def begin(driver: GuardedAsyncConnection) -> Any:
             cursor = driver.cursor()
-            async with driver.pipeline():
+            async with _one_trip(driver):
                 await cursor.execute(query, parameters)
             return await cursor.fetchone()
 
@@ -167,7 +167,7 @@ class AsyncWorkerConnection:
         """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
 
         async def commit(driver: GuardedAsyncConnection) -> None:
-            async with driver.pipeline():
+            async with _one_trip(driver):
                 cursor = driver.cursor()
                 await cursor.execute(query, parameters)
                 await cursor.execute("COMMIT", prepare=False)
@@ -231,3 +231,20 @@ class AsyncWorkerConnection:
     def pipelined(self) -> AbstractContextManager[Any]:
         """Async handlers await their results anyway."""
         return nullcontext()
+
+
+@asynccontextmanager
+async def _one_trip(driver: GuardedAsyncConnection) -> AsyncIterator[None]:
+    """Statements that are sent together; left without an error, as `patient_pipeline` is."""
+    failure: BaseException | None = None
+    try:
+        async with driver.pipeline():
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failure = error
+    except psycopg.Error:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure

@@ -68,11 +68,25 @@ class PatientPipeline(psycopg.Pipeline):
 
 @contextmanager
 def patient_pipeline(connection: psycopg.Connection[Any]) -> Iterator[PatientPipeline | None]:
-    """The connection in pipeline mode; None, and as it is, where that cannot be had."""
-    if IS_SUPPORTED and getattr(connection, "_pipeline", "unknown") is None:
-        # The connection enters whatever pipeline it finds here, and forgets it afterwards.
-        connection._pipeline = pipeline = PatientPipeline(connection)  # noqa: SLF001
-        with connection.pipeline():
-            yield pipeline
-    else:
+    """The connection in pipeline mode; None, and as it is, where that cannot be had.
+
+    It is left without an error: psycopg would log what else comes out of it then, which may quote
+    what a handler wrote.
+    """
+    if not IS_SUPPORTED or getattr(connection, "_pipeline", "unknown") is not None:
         yield None
+        return
+    # The connection enters whatever pipeline it finds here, and forgets it afterwards.
+    connection._pipeline = pipeline = PatientPipeline(connection)  # noqa: SLF001
+    failure: BaseException | None = None
+    try:
+        with connection.pipeline():
+            try:
+                yield pipeline
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failure = error
+    except psycopg.Error:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
