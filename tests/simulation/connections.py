@@ -151,6 +151,10 @@ class ModelWorker:
     def is_lost(self) -> bool:
         return self._is_lost
 
+    @property
+    def is_spoiled(self) -> bool:
+        return False
+
     def run(self, work: Callable[[], T]) -> T:
         return work()
 

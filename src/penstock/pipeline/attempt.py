@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -151,6 +151,12 @@ def undone_on_error(worker: WorkerConnection, consumer: str) -> Iterator[None]:
         if isinstance(error, HandlerFailed | LeaseLost):
             raise
         raise HandlerFailed(error, None) from error
+    except BaseException:
+        # Whatever ended it may have struck in the middle of a statement. Then this fails too, and
+        # the transaction that is left open says so.
+        with suppress(psycopg.Error):
+            worker.rollback()
+        raise
 
 
 def _without_values(cause: Exception) -> str:

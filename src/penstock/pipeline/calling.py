@@ -145,7 +145,7 @@ class Calls:
         if self._plan.is_batch:
             argument = [argument]
         self._call_handler(self._plan.function, self._arguments(lent, argument, entry, context_of))
-        self._raise_violation()
+        self._worker.guard.require_kept()
         if is_wanted(signals.EventHandled):
             emit(signals.EventHandled(self._consumer, entry.position, entry.event_uuid))
 
@@ -177,7 +177,7 @@ class Calls:
                 events = [self._decode(entry) for entry in opened]
                 arguments = self._arguments(self._lent(session), events, opened[0], context_of)
                 self._call_handler(self._plan.function, arguments)
-                self._raise_violation()
+                self._worker.guard.require_kept()
         except BaseException as raised:
             error = self._error(raised)
             raise HandlerFailed(error, todo[0].position if len(todo) == 1 else None) from raised
@@ -191,11 +191,6 @@ class Calls:
             return self._worker.guard.violation or raised
         # No worker ends for one event, nor is anybody's task cancelled by its own handler.
         return HandlerQuit(f"The handler raised {describe(raised)}, which ends nobody here.")
-
-    def _raise_violation(self) -> None:
-        """A refused commit or rollback fails the event even where the handler swallowed it."""
-        if (violation := self._worker.guard.violation) is not None:
-            raise violation
 
     def _arguments(
         self, lent: list[Any], event: Any, entry: Entry, context_of: MakeContext

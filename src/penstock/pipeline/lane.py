@@ -106,6 +106,12 @@ class Lane:
         self._workplace = Workplace(self._consuming, self._parking, self._unsealing)
         self._worker = self._workplace.worker
 
+    def _renew_worker(self, *, is_doubtful: bool) -> None:
+        """No attempt begins on a connection that an earlier one has spoiled."""
+        if is_doubtful or self._worker.is_spoiled:
+            self._worker.close()
+            self._open_worker()
+
     def step(self) -> Progress:
         """Settle one batch. Nothing is settled without the lease."""
         if self._lease is None:
@@ -266,6 +272,7 @@ class Lane:
             return self._try(batch, lease)
 
     def _try(self, batch: Batch, lease: Lease) -> Progress:
+        self._renew_worker(is_doubtful=False)
         try:
             with self._in_handler:
                 settled = self._worker.run(lambda: self._workplace.attempt.run(batch, lease))
@@ -293,11 +300,9 @@ class Lane:
         emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
         if batch.is_suspect:
             self._suspicion.finish(batch.first)
-        if isinstance(failure.error, HandlerTimeout | HandlerQuit):
-            # Its handler was interrupted wherever it was, perhaps inside the driver, or has left
-            # its transaction as it was.
-            self._worker.close()
-            self._open_worker()
+        # Where a handler was interrupted, it may have been inside the driver.
+        was_interrupted = isinstance(failure.error, HandlerTimeout | HandlerQuit)
+        self._renew_worker(is_doubtful=was_interrupted)
         queue = self._queue_of(batch)
         if is_nobodys_fault(failure.error) and self._faults_in_a_row < NOBODYS_FAULT_MAX:
             self._faults_in_a_row += 1

@@ -71,16 +71,20 @@ class AtLeastOnce:
             except HandlerFailed as failed:
                 failure = failed
         progress.raise_loss()
+        failure = failure or progress.unfinished()
         if failure is not None:
             handled = next((n for n, e in enumerate(todo) if e.position == failure.culprit), 0)
             if progress.has_completed(todo[handled]):
                 self._tell_late(todo[handled], failure)
                 handled, failure = handled + 1, None
         last = batch.last if handled == len(todo) else todo[handled].position - 1
+        # What came before a failing event is done, and is not done again, unless the connection
+        # on which that would be written down is of no more use.
+        is_spoiled = failure is not None and self._worker.is_spoiled
         if failure is not None:
-            failure.is_alone = failure.culprit is not None
-        # What came before a failing event is done, and is not done again.
-        progress.settle(last)
+            failure.is_alone = failure.culprit is not None and not is_spoiled
+        if not is_spoiled:
+            progress.settle(last)
         if progress.settled_to == 0 and failure is not None:
             raise failure
         return Settled(progress.settled_to, handled, failure)
@@ -117,7 +121,7 @@ class Completion:
         self._ledger = ledger
         self._worker = worker
         self._seams = seams
-        self._is_open = False
+        self._open_for: Entry | None = None
         self._loss: Exception | None = None
         self.settled_to = 0
         """How far the books are; 0: as they were."""
@@ -138,6 +142,16 @@ class Completion:
         if self._loss is not None:
             raise self._loss
 
+    def unfinished(self) -> HandlerFailed | None:
+        """The failure of an event whose block was entered and never left."""
+        if self._open_for is None:
+            return None
+        error = UsageError(
+            "context.complete() was entered and not left: nothing of it was written. Use it with "
+            "`with`, or `async with`."
+        )
+        return HandlerFailed(error, self._open_for.position)
+
     def begin(self, entry: Entry) -> Any:
         """What `context.complete()` gives a handler: `with`, or `async with`, a session."""
         is_async = isinstance(self._worker, AsyncWorkerConnection)
@@ -147,7 +161,7 @@ class Completion:
     def _complete(self, entry: Entry) -> Iterator[Any]:
         """The session's commit settles the event, and what came before it in the batch."""
         self._require_unsettled(entry)
-        with self._told(), undone_on_error(self._worker, self._consumer):
+        with self._told(entry), undone_on_error(self._worker, self._consumer):
             part, claim = self._open(entry)
             session = self._worker.session()
             with self._worker.guard.lent():
@@ -161,7 +175,7 @@ class Completion:
         self._require_unsettled(entry)
         worker = self._worker
         assert isinstance(worker, AsyncWorkerConnection)
-        with self._told():
+        with self._told(entry):
             try:
                 part, claim = await worker.run_within(lambda: self._open(entry))
                 session = worker.session()
@@ -169,21 +183,21 @@ class Completion:
                     yield session
                     await session.flush()
                 await worker.run_within(lambda: self._finish(part, claim, session))
-            except Exception as error:
+            except BaseException as error:
                 await worker.run_within(partial(self._undo, error))
                 raise
 
     def _require_unsettled(self, entry: Entry) -> None:
-        if self._is_open or self.has_completed(entry):
+        if self._open_for is not None or self.has_completed(entry):
             raise UsageError(
                 "context.complete() is for once: this event is being completed, or is already. "
                 "Nothing was written; put everything into one block."
             )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, entry: Entry) -> Iterator[None]:
         """The handler gets its own errors back; a lost lease or connection is remembered."""
-        self._is_open = True
+        self._open_for = entry
         try:
             yield
         except (LeaseLost, ServerUnavailable) as lost:
@@ -192,10 +206,10 @@ class Completion:
         except HandlerFailed as failed:
             raise self._worker.guard.violation or failed.error from None
         finally:
-            self._is_open = False
+            self._open_for = None
             self._worker.guard.violation = None
 
-    def _undo(self, error: Exception) -> None:
+    def _undo(self, error: BaseException) -> None:
         with undone_on_error(self._worker, self._consumer):
             raise error
 
@@ -206,9 +220,7 @@ class Completion:
         return part, self._ledger.open(part, self._lease, called=self._fresh)
 
     def _finish(self, part: Batch, claim: Claim, session: Any) -> None:
-        if (violation := self._worker.guard.violation) is not None:
-            # Also where the handler has swallowed it.
-            raise violation
+        self._worker.guard.require_kept()
         self._seams.insert_sends(self._worker, session)
         self._close(part, claim)
 

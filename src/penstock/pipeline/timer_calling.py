@@ -140,9 +140,7 @@ class ExactlyOnceCalls:
                 value = call(self._plan.function, arguments)
                 if session is not None:
                     call(session.flush, [])
-            # A refused commit or rollback fails the timer even where the handler swallowed it.
-            if worker.guard.violation is not None:
-                raise worker.guard.violation
+            worker.guard.require_kept()
             if isinstance(message.decision, Nack):
                 raise Nacked
             concluded = conclude(value)
@@ -179,7 +177,7 @@ class ExactlyOnceCalls:
         }
 
     def _opened(self) -> WorkerConnection:
-        if self._worker is None or self._worker.is_lost:
+        if self._worker is None or self._worker.is_lost or self._worker.is_spoiled:
             self.close()
             self._worker = self._seams.open_worker()
         return self._worker

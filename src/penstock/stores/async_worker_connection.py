@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 import psycopg
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncSession,
@@ -19,10 +20,11 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import await_only
 
-from penstock.stores.guard import GuardedAsyncConnection, guard_session
+from penstock.stores.guard import GuardedAsyncConnection, guard_session, require_first
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
-from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut
+from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
 
 T = TypeVar("T")
 ASYNC_DIALECT = "postgresql+psycopg_async://"
@@ -101,31 +103,39 @@ class AsyncWorkerConnection:
     async def _open(self, url: str, application_name: str) -> AsyncConnection:
         arguments = connect_arguments(application_name)
 
+        made: list[GuardedAsyncConnection] = []
+
         async def create() -> GuardedAsyncConnection:
-            return await GuardedAsyncConnection.connect(conninfo(url), **arguments)
+            require_first(made)
+            made.append(await GuardedAsyncConnection.connect(conninfo(url), **arguments))
+            return made[0]
 
         engine = create_async_engine(ASYNC_DIALECT, async_creator=create, poolclass=NullPool)
         connection = await engine.connect()
-        raw = await connection.get_raw_connection()
-        driver = raw.driver_connection
-        assert isinstance(driver, GuardedAsyncConnection)
-        self._driver = driver
+        self._driver = made[0]
+        event.listen(engine.sync_engine, "invalidate", self._driver.guard.give_up)
         return connection
 
     def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _await(self, make: Callable[[GuardedAsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """Await on the loop; only inside `run`, whose greenlet makes that possible."""
-        assert self._sqlalchemy.sync_connection is not None
-        proxy: Any = self._sqlalchemy.sync_connection.connection
-        result: T = proxy.run_async(make)
+        """Await on the loop; only inside `run`, whose greenlet makes that possible.
+
+        Not through SQLAlchemy's connection: that may have been given up.
+        """
+        result: T = await_only(make(self._driver))
         return result
 
     @property
     def is_lost(self) -> bool:
         """Whether the connection is gone."""
         return self._driver.closed
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether no other batch may use it: given up, or in a transaction that was left open."""
+        return is_spoiled(self._driver)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run it on the loop, in a greenlet that may await."""
@@ -188,6 +198,7 @@ class AsyncWorkerConnection:
 
     def close(self) -> None:
         """Give the connection up, at once and however it is; a second time is harmless."""
+        self.guard.is_active = False
         if not self._is_closed:
             self._is_closed = True
             self._on_loop(self._close())

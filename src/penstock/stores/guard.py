@@ -6,7 +6,7 @@ say which call it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -24,7 +24,7 @@ from penstock.errors import CommitInTransactionError, HandlerError, RollbackInTr
 class Guard:
     """Whether a connection is lent out, and what its borrower tried."""
 
-    __slots__ = ("is_active", "is_flushing", "is_undone", "violation")
+    __slots__ = ("given_up", "is_active", "is_flushing", "is_undone", "violation")
 
     def __init__(self) -> None:
         self.is_active = False
@@ -33,6 +33,24 @@ class Guard:
         """Whether a flush has failed outside of a savepoint: SQLAlchemy gives all of it up then."""
         self.violation: Exception | None = None
         """What the borrower must not have done, or what has failed; nothing can mend it."""
+        self.given_up: Exception | None = None
+        """Why SQLAlchemy works with this connection no more. Nothing that follows would count."""
+
+    def give_up(self, *_: Any) -> None:
+        """SQLAlchemy invalidates the connection: it was asked to, or a statement was interrupted.
+
+        The transaction is still there, with all that was written so far, for the worker to undo.
+        """
+        self.given_up = RollbackInTransactionError(
+            "SQLAlchemy has given up the connection in an exactly-once handler: a statement of it "
+            "was interrupted, or invalidate() was called. Nothing was committed. Let what "
+            "interrupts come out of the handler; remove calls of invalidate()."
+        )
+
+    def require_kept(self) -> None:
+        """Raise what a handler has done to its transaction, even where it swallowed the error."""
+        if (lost := self.violation or self.given_up) is not None:
+            raise lost
 
     def refuse(self, control: Control, what: str) -> NoReturn:
         """Refuse to end the transaction, and remember: the handler may swallow the error."""
@@ -147,8 +165,10 @@ class GuardedConnection(psycopg.Connection[Any]):
     def close(self) -> None:
         """Close, unless lent out. A broken connection has nothing left to protect."""
         if self.guard.is_active and not self.closed:
-            self.guard.refuse(Control.ROLLBACK, "connection.close()")
-        super().close()
+            if self.guard.given_up is None:
+                self.guard.refuse(Control.ROLLBACK, "connection.close()")
+        else:
+            super().close()
 
 
 class GuardedAsyncCursor(psycopg.AsyncCursor[Any]):
@@ -186,8 +206,16 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
     async def close(self) -> None:
         """Close, unless lent out. A broken connection has nothing left to protect."""
         if self.guard.is_active and not self.closed:
-            self.guard.refuse(Control.ROLLBACK, "connection.close()")
-        await super().close()
+            if self.guard.given_up is None:
+                self.guard.refuse(Control.ROLLBACK, "connection.close()")
+        else:
+            await super().close()
+
+
+def require_first(made: Sequence[GuardedConnection | GuardedAsyncConnection]) -> None:
+    """Refuse a second connection: what is written through it would not commit with the claim."""
+    if made:
+        raise made[0].guard.given_up or psycopg.InterfaceError("The connection is closed.")
 
 
 _GUARD = "penstock_guard"

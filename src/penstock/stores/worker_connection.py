@@ -13,12 +13,19 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, create_engine
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct
-from penstock.stores.guard import Guard, GuardedConnection, guard_session
+from penstock.stores.guard import (
+    Guard,
+    GuardedAsyncConnection,
+    GuardedConnection,
+    guard_session,
+    require_first,
+)
 from penstock.stores.patient_pipeline import PatientPipeline, patient_pipeline
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
 
@@ -36,6 +43,10 @@ class WorkerConnection(Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether the connection is gone, and with it the knowledge of a COMMIT's outcome."""
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether no other batch may use it: given up, or in a transaction that was left open."""
 
     def run(self, work: Callable[[], T]) -> T:
         """Run a stage's work where the connection lives."""
@@ -90,28 +101,35 @@ class SyncWorkerConnection:
         self, url: str, application_name: str, session_factory: sessionmaker[Session] | None = None
     ) -> None:
         arguments = connect_arguments(application_name)
-        engine = create_engine(
-            SYNC_DIALECT,
-            creator=lambda: GuardedConnection.connect(conninfo(url), **arguments),
-            poolclass=NullPool,
-        )
+        made: list[GuardedConnection] = []
+
+        def create() -> GuardedConnection:
+            require_first(made)
+            made.append(GuardedConnection.connect(conninfo(url), **arguments))
+            return made[0]
+
+        engine = create_engine(SYNC_DIALECT, creator=create, poolclass=NullPool)
         try:
             self._sqlalchemy: Connection = engine.connect()
         except psycopg.OperationalError as error:
             raise unreachable(url, error) from error
-        driver = self._sqlalchemy.connection.driver_connection
-        assert isinstance(driver, GuardedConnection)
-        self._driver = driver
+        self._driver = driver = made[0]
         self._direct = Direct(driver)
         self._pipeline: PatientPipeline | None = None
         self._first: Answer | None = None
         self._session_factory = session_factory or sessionmaker()
         self.guard = driver.guard
+        event.listen(engine, "invalidate", driver.guard.give_up)
 
     @property
     def is_lost(self) -> bool:
         """Whether the connection is gone."""
         return self._driver.closed
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether no other batch may use it: given up, or in a transaction that was left open."""
+        return is_spoiled(self._driver)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run it here and now."""
@@ -175,6 +193,8 @@ class SyncWorkerConnection:
 
     def close(self) -> None:
         """Give the connection up, at once and however it is; a second time is harmless."""
+        # A borrower may never have given it back.
+        self.guard.is_active = False
         if not self._sqlalchemy.closed:
             self._driver.close()
             self._sqlalchemy.invalidate()
@@ -220,6 +240,16 @@ class SyncWorkerConnection:
                 yield
             finally:
                 self._pipeline = None
+
+
+def is_spoiled(driver: GuardedConnection | GuardedAsyncConnection) -> bool:
+    """Whether SQLAlchemy has given a connection up, or a transaction was left open."""
+    is_open = driver.pgconn.transaction_status not in (
+        TransactionStatus.IDLE,
+        # It is closed: that comes out at the next use.
+        TransactionStatus.UNKNOWN,
+    )
+    return is_open or driver.guard.given_up is not None
 
 
 def cut(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -92,7 +92,7 @@ def deliver(
         result = handler(*arguments)
         if session is not None:
             session.flush()
-    _raise_violation(guard)
+    guard.require_kept()
     return result
 
 
@@ -103,7 +103,7 @@ async def _call_async(
         result = await handler(*arguments)
         if session is not None:
             await session.flush()
-    _raise_violation(guard)
+    guard.require_kept()
     return result
 
 
@@ -122,11 +122,6 @@ def _as_worker(session: Any, entry: Entry) -> Iterator[Guard]:
         if guarded is not None:
             unguard_session(guarded)
         current_handling.reset(token)
-
-
-def _raise_violation(guard: Guard) -> None:
-    if guard.violation is not None:
-        raise guard.violation
 
 
 def _require_lent(parameters: tuple[View | None, ...], lent: dict[View, Any]) -> None:

@@ -1,0 +1,264 @@
+"""Handlers that are interrupted in a statement: SQLAlchemy gives their connection up, we do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from penstock import Context, Guarantee, Pipeline, Retry
+from penstock.stores.guard import GuardedCursor
+from tests.events import Placed
+from tests.test_seams import working
+from tests.waiting import wait_until
+
+EVENTS = 6
+TROUBLED = 3
+INSERT = text("INSERT INTO effect (n) VALUES (:n)")
+SLOW = text("SELECT pg_sleep(60)")
+SETTLED = "SELECT count(*) FROM events.processed_event WHERE outcome <> 'parked'"
+OUTCOMES = "SELECT DISTINCT outcome FROM events.processed_event"
+LIMIT_SECONDS = 0.2
+
+
+class Once:
+    """Lets something happen to one event, the first time it is handled."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    def now(self, event: Placed) -> bool:
+        if self._is_over or event.n != TROUBLED:
+            return False
+        self._is_over = True
+        return True
+
+
+def effects_of(database_url: str, handler: Callable[..., Any], **options: Any) -> list[int]:
+    """What a handler leaves behind once all events are settled, having checked that none died."""
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
+    retry = Retry.fixed(seconds=0.02, attempts_max=5)
+    pipeline.consumer("orders", name="bill", retry=retry, **options)(handler)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE effect (n bigint)")
+        for n in range(1, EVENTS + 1):
+            pipeline.send_now("orders", Placed(n=n))
+        with working(pipeline, "publisher", "consumer:bill"):
+            wait_until(
+                lambda: connection.execute(SETTLED).fetchone() == (EVENTS,), what="all are settled"
+            )
+        pipeline.engine.dispose()
+        assert connection.execute(OUTCOMES).fetchall() == [("handled",)]
+        rows = connection.execute("SELECT n FROM effect ORDER BY n").fetchall()
+    return [n for (n,) in rows]
+
+
+ALL = list(range(1, EVENTS + 1))
+
+
+# ── plain handlers ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("batch_size", [1, 100])
+def test_a_handler_whose_time_ends_in_a_query(database_url: str, batch_size: int) -> None:
+    once = Once()
+
+    def handle(event: Placed, session: Session) -> None:
+        session.execute(INSERT, {"n": event.n})
+        if once.now(event):
+            session.execute(SLOW)
+
+    limits = {"timeout_seconds": LIMIT_SECONDS, "batch_size": batch_size}
+    assert effects_of(database_url, handle, **limits) == ALL
+
+
+def of_the_session(session: Session) -> None:
+    session.invalidate()
+
+
+def of_its_connection(session: Session) -> None:
+    session.connection().invalidate()
+
+
+@pytest.mark.parametrize("invalidate", [of_the_session, of_its_connection])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_handler_that_invalidates(
+    database_url: str, invalidate: Callable[[Session], None], is_first: bool
+) -> None:
+    once = Once()
+
+    def handle(event: Placed, session: Session) -> None:
+        if is_first and once.now(event):
+            invalidate(session)
+        session.execute(INSERT, {"n": event.n})
+        if once.now(event):
+            invalidate(session)
+
+    assert effects_of(database_url, handle) == ALL
+
+
+def test_a_handler_that_swallows_an_interrupt(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, execute = Once(), GuardedCursor.execute
+
+    def interrupted(cursor: GuardedCursor, query: Any, *arguments: Any, **more: Any) -> Any:
+        if "'slow'" in str(query):
+            raise KeyboardInterrupt
+        return execute(cursor, query, *arguments, **more)
+
+    monkeypatch.setattr(GuardedCursor, "execute", interrupted)
+
+    def handle(event: Placed, session: Session) -> None:
+        session.execute(INSERT, {"n": event.n})
+        if once.now(event):
+            with suppress(KeyboardInterrupt):
+                session.execute(text("SELECT 'slow'"))
+
+    assert effects_of(database_url, handle) == ALL
+
+
+# ── async handlers ─────────────────────────────────────────────────────────────────────────────
+
+
+async def by_asyncio(session: AsyncSession) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await session.execute(SLOW)
+
+
+async def swallowed(session: AsyncSession) -> None:
+    with suppress(TimeoutError):
+        await by_asyncio(session)
+
+
+async def by_hand(session: AsyncSession) -> None:
+    await session.invalidate()
+
+
+async def by_its_limit(session: AsyncSession) -> None:
+    await session.execute(SLOW)
+
+
+@pytest.mark.parametrize("trouble", [by_asyncio, swallowed, by_hand, by_its_limit])
+def test_an_async_handler_that_is_cancelled_in_a_query(
+    database_url: str, trouble: Callable[[AsyncSession], Any]
+) -> None:
+    once = Once()
+
+    async def handle(event: Placed, session: AsyncSession) -> None:
+        await session.execute(INSERT, {"n": event.n})
+        if once.now(event):
+            await trouble(session)
+
+    limits = {"timeout_seconds": LIMIT_SECONDS} if trouble is by_its_limit else {}
+    assert effects_of(database_url, handle, **limits) == ALL
+
+
+# ── what is completed by hand ──────────────────────────────────────────────────────────────────
+
+
+def quits(session: Session) -> None:
+    raise SystemExit(3)
+
+
+def is_slow(session: Session) -> None:
+    session.execute(SLOW)
+
+
+@pytest.mark.parametrize("trouble", [quits, is_slow])
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_a_completion_that_is_interrupted(
+    database_url: str, trouble: Callable[[Session], None], is_swallowed: bool
+) -> None:
+    once = Once()
+
+    def handle(event: Placed, context: Context) -> None:
+        with suppress(*([SystemExit] if is_swallowed else [])), context.complete() as session:
+            session.execute(INSERT, {"n": event.n})
+            if once.now(event):
+                trouble(session)
+
+    options = {"guarantee": Guarantee.AT_LEAST_ONCE, "start": "earliest"}
+    limits = {"timeout_seconds": LIMIT_SECONDS} if trouble is is_slow else {}
+    done = [n for n in ALL if not (is_swallowed and trouble is quits and n == TROUBLED)]
+    assert effects_of(database_url, handle, **options, **limits) == done
+
+
+async def waits(session: AsyncSession) -> None:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("trouble", [waits, by_its_limit])
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_an_async_completion_that_is_cancelled(
+    database_url: str, trouble: Callable[[AsyncSession], Any], is_swallowed: bool
+) -> None:
+    once = Once()
+
+    async def complete(event: Placed, context: Context) -> None:
+        async with context.complete() as session:
+            await session.execute(INSERT, {"n": event.n})
+            if once.now(event):
+                await trouble(session)
+
+    async def handle(event: Placed, context: Context) -> None:
+        with suppress(*([TimeoutError] if is_swallowed else [])):
+            await asyncio.wait_for(complete(event, context), LIMIT_SECONDS)
+
+    options = {"guarantee": Guarantee.AT_LEAST_ONCE, "start": "earliest"}
+    # In a query, the next completion finds its connection given up, and all are called again.
+    is_left_out = is_swallowed and trouble is waits
+    done = [n for n in ALL if not (is_left_out and n == TROUBLED)]
+    assert effects_of(database_url, handle, **options) == done
+
+
+def test_a_completion_that_is_never_left(database_url: str) -> None:
+    once, kept = Once(), list[Any]()
+
+    def handle(event: Placed, context: Context) -> None:
+        block = context.complete()
+        block.__enter__().execute(INSERT, {"n": event.n})
+        if once.now(event):
+            kept.append(block)
+        else:
+            block.__exit__(None, None, None)
+
+    options = {"guarantee": Guarantee.AT_LEAST_ONCE, "start": "earliest"}
+    assert effects_of(database_url, handle, **options) == ALL
+
+
+# ── timers in Redis ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_timer_whose_handler_is_cancelled_in_a_query(database_url: str, redis_url: str) -> None:
+    once = Once()
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=redis_url)
+
+    @pipeline.timer("reminders", max_concurrent=1, retry=Retry.fixed(seconds=0.02))
+    async def remind(event: Placed, session: AsyncSession) -> None:
+        await session.execute(INSERT, {"n": event.n})
+        if once.now(event):
+            await by_asyncio(session)
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE effect (n bigint)")
+        for n in ALL:
+            pipeline.timers.publish(
+                {"n": n}, "reminders", timer_id=str(n), activate_in=timedelta(milliseconds=n)
+            )
+        with working(pipeline, "timer:reminders"):
+            wait_until(
+                lambda: (
+                    connection.execute("SELECT n FROM effect ORDER BY n").fetchall()
+                    == [(n,) for n in ALL]
+                ),
+                what="all timers have their effects",
+            )
