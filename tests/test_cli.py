@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID, uuid4
 
 import psycopg
@@ -246,6 +247,77 @@ def test_no_output_holds_a_password(penstock: Penstock, command: tuple[str, ...]
     done = penstock(*command, code=code, DATABASE_URL=unreachable, REDIS_URL=redis_url)
     assert CANARY not in done.stdout + done.stderr
     assert "***" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "password", [f"{CANARY} x", f"x@{CANARY}", f"{CANARY}/x", f"{CANARY}#x", f"{CANARY}?x"]
+)
+def test_no_output_holds_a_part_of_a_password_that_is_not_escaped(
+    penstock: Penstock, password: str
+) -> None:
+    for settings in (
+        {"DATABASE_URL": f"postgresql://user:{password}@127.0.0.1:1/shop"},
+        {"REDIS_URL": f"redis://user:{password}@127.0.0.1:1/0"},
+    ):
+        process = penstock.start("doctor", **settings)
+        said = "".join(process.communicate(timeout=2 * SOON_SECONDS))
+        assert CANARY not in said
+        assert "Traceback" not in said
+
+
+@pytest.fixture
+def stranger(penstock: Penstock, database_url: str) -> Iterator[Penstock]:
+    """The command line for a role without any right."""
+    role = f"stranger_{uuid4().hex[:8]}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+        address = urlsplit(database_url)
+        own = address._replace(netloc=f"{role}@{address.hostname}:{address.port}")
+        yield replace(
+            penstock, variables={**penstock.variables, "PENSTOCK_DATABASE_URL": urlunsplit(own)}
+        )
+        connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("doctor",),
+        ("migrate", "--check"),
+        ("verify",),
+        ("consumers", "pause", "bill"),
+        ("send", "--stream", "orders", "--event-type", "placed", "--payload", "{}"),
+    ],
+)
+def test_who_has_no_rights_is_told_so(stranger: Penstock, command: tuple[str, ...]) -> None:
+    done = stranger(*command, code=1)
+    assert "permission denied" in done.stderr
+    assert "docs/POLICY.md" in done.stderr
+
+
+def test_a_probe_without_rights_gets_its_answer(stranger: Penstock) -> None:
+    answer = json.loads(stranger("status", "--check", "--json", code=1).stdout)
+    assert "permission denied" in answer["problems"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("consumers", "pause", "bill\udcff"), "not UTF-8"),
+        (("dead-letters", "list", "--limit", "9" * 30), "--limit"),
+        (("parked", "list", "--limit", "9" * 30), "--limit"),
+        (("journey", "--key", "k", "--limit", "9" * 30), "--limit"),
+        (("run", "--graceful-shutdown-timeout", "inf"), "graceful-shutdown-timeout"),
+        (("run", "--heartbeat-timeout", "1e12"), "heartbeat-timeout"),
+        (("archive", "verify"), "archive_url is not set"),
+        (("status", "--watch"), "needs a terminal"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    penstock: Penstock, command: tuple[str, ...], expected: str
+) -> None:
+    assert expected in penstock(*command, code=2).stderr
 
 
 def test_settings_errors_are_one_message_and_exit_2(penstock: Penstock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from penstock.cli.commands import Commands
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_error
 from penstock.errors import PenstockError, UsageError
+from penstock.stores.postgres import trouble_in_words
 
 EXIT_NO = 1
 EXIT_USAGE = 2
@@ -57,9 +59,20 @@ def remember_application(
 
 
 def main() -> None:
-    """Run the command line; errors of Penstock's own become one message and an exit code."""
+    """Run the command line; errors of Penstock's own and of servers become one message each."""
     try:
+        _require_text(sys.argv)
         application()
-    except PenstockError as error:
-        print_error(str(error))
-        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_NO)
+    except Exception as error:
+        told = error if isinstance(error, PenstockError) else trouble_in_words(error)
+        if told is None:
+            raise
+        print_error(str(told))
+        sys.exit(EXIT_USAGE if isinstance(told, UsageError) else EXIT_NO)
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Refuse bytes that are no UTF-8, which Python hands over as something that nobody can send."""
+    for argument in arguments:
+        if not argument.isascii() and argument != argument.encode(errors="ignore").decode():
+            raise UsageError(f"The argument {argument!r} is not UTF-8.")

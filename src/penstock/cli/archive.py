@@ -71,6 +71,10 @@ def verify(context: typer.Context, stream: Stream = None, json_output: Json = Fa
     try:
         with invocation.connect("archive") as connection, steps_shown() as show:
             archives = read_archives(connection, settings, stream)
+            if not archives and settings.archive_url is None:
+                raise UsageError(
+                    "There is no archive to prove: nothing is archived, and archive_url is not set."
+                )
             proofs = [verify_archive(connection, settings, each, show) for each in archives]
     except ServerUnavailable as error:
         # Not the answer no: there is none, and a probe must be able to tell.
@@ -140,6 +144,8 @@ def _range(place: str, first: int | None, last: int | None) -> tuple[str, int, i
 
 
 def _tell(proofs: list[ArchiveProof]) -> None:
+    if not proofs:
+        print("Nothing is archived yet.")
     for proof in proofs:
         for finding in proof.findings:
             print(finding)

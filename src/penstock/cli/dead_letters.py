@@ -24,7 +24,15 @@ from penstock.cli.letter_options import (
     with_criteria,
 )
 from penstock.cli.letter_output import group_row, letter_row, print_letter, shown_payload
-from penstock.cli.output import confirm, console, error_console, print_json, print_note, table
+from penstock.cli.output import (
+    LIST_LIMIT_MAX,
+    confirm,
+    console,
+    error_console,
+    print_json,
+    print_note,
+    table,
+)
 from penstock.errors import OperationRefused, UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.dead_letters import (
@@ -54,7 +62,9 @@ def list_letters(
     context: typer.Context,
     *,
     request: Request,
-    limit: Annotated[int, typer.Option(min=1, help="Show so many, the newest.")] = LIST_LIMIT,
+    limit: Annotated[
+        int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show so many, the newest.")
+    ] = LIST_LIMIT,
     groups: Annotated[
         bool, typer.Option("--groups", help="Put together what died of the same.")
     ] = False,

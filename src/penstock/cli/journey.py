@@ -11,7 +11,15 @@ import typer
 
 from penstock.cli.invocation import invocation_of
 from penstock.cli.letter_output import moment, print_facts
-from penstock.cli.output import console, duration, plain, print_json, print_note, table
+from penstock.cli.output import (
+    LIST_LIMIT_MAX,
+    console,
+    duration,
+    plain,
+    print_json,
+    print_note,
+    table,
+)
 from penstock.core.journey import Journey, Step
 from penstock.errors import UsageError
 from penstock.ops.journey import parse_event, read_journey
@@ -33,7 +41,9 @@ def journey(
     stream: Annotated[
         str | None, typer.Option("--stream", metavar="STREAM", help="With --key: only this one.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="With --key: so many.")] = LIST_LIMIT,
+    limit: Annotated[
+        int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="With --key: so many.")
+    ] = LIST_LIMIT,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what happened to an event, from its sending to every consumer; 1 if it is not known."""

@@ -18,6 +18,8 @@ from penstock.errors import OperationRefused, UsageError
 
 # Into a file or a pipe nothing is cut off at an imagined right edge.
 PIPE_WIDTH = 240
+# More than anybody reads, and little enough to hold in memory.
+LIST_LIMIT_MAX = 100_000
 # What an event or an error says must not steer the terminal that shows it.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 

@@ -17,7 +17,15 @@ from penstock.cli.letter_output import (
     print_facts,
     shown_payload,
 )
-from penstock.cli.output import confirm, console, duration, print_json, print_note, table
+from penstock.cli.output import (
+    LIST_LIMIT_MAX,
+    confirm,
+    console,
+    duration,
+    print_json,
+    print_note,
+    table,
+)
 from penstock.errors import UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.parked import Released, find_parked
@@ -38,7 +46,9 @@ def list_parked(
     context: typer.Context,
     *,
     consumer: Consumer = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show so many keys.")] = LIST_LIMIT,
+    limit: Annotated[
+        int, typer.Option(min=1, max=LIST_LIMIT_MAX, help="Show so many keys.")
+    ] = LIST_LIMIT,
     json_output: Json = False,
 ) -> None:
     """Show every parked key: its first event, how many wait, and when it is tried again."""

@@ -24,6 +24,7 @@ from penstock.cli.supervision import Supervision, supervise
 from penstock.cli.telling import addresses
 from penstock.core.leases import ARCHIVER, PUBLISHER, TIMERS, consumer_role
 from penstock.core.masking import masked_url
+from penstock.core.settings import DAY_SECONDS
 from penstock.core.timer_options import timer_role
 from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
 from penstock.runtime.heartbeat import Pulse
@@ -68,12 +69,20 @@ MetricsPort = Annotated[
 HeartbeatTimeout = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0.1, help="Replace a worker that is silent for so long: 30 s."
+        metavar="SECONDS",
+        min=0.1,
+        max=DAY_SECONDS,
+        help="Replace a worker that is silent for so long: 30 s.",
     ),
 ]
 GracefulShutdownTimeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", min=0.1, help="Kill what has not stopped by then: 30 s."),
+    typer.Option(
+        metavar="SECONDS",
+        min=0.1,
+        max=DAY_SECONDS,
+        help="Kill what has not stopped by then: 30 s.",
+    ),
 ]
 
 

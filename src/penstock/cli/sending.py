@@ -128,7 +128,8 @@ def _send_continuously(pipeline: Pipeline, stream: str, rate: float) -> None:
                 threading.Event().wait(max(0.0, ahead_seconds))
     except KeyboardInterrupt:
         pass
-    console.print(f"{sent} events sent to {stream}.")
+    finally:
+        console.print(f"{sent} events sent to {stream}.")
 
 
 def _batches() -> Iterator[list[RawEvent]]:

@@ -65,6 +65,8 @@ def status(
     invocation = invocation_of(context)
     if watch and (json_output or check):
         raise UsageError("--watch stands alone: call --json or --check as often as you like.")
+    if watch and not console.is_terminal:
+        raise UsageError("--watch needs a terminal. Without one, call `penstock status` again.")
     if check:
         _check(invocation, lag_seconds, json_output=json_output)
         return
@@ -111,7 +113,7 @@ def _problems(invocation: Invocation, lag_seconds: float) -> tuple[Problem, ...]
     try:
         with invocation.connect("status") as connection:
             return find_problems(read_status(connection, settings.schema), lag_seconds)
-    except (PenstockError, psycopg.OperationalError) as error:
+    except (PenstockError, psycopg.Error) as error:
         # A probe wants an answer in its own form, also from a database that gives none.
         return (Problem("database", settings.schema, str(error).strip()),)
 

@@ -88,8 +88,11 @@ class Settings:
         if self.mac_key is not None:
             MacKeys.parse(self.mac_key)
         require(self.outbox_backlog_max >= 1, "outbox_backlog_max must be at least 1")
-        require(self.shutdown_seconds > 0, "shutdown_seconds must be positive")
-        require(self.heartbeat_timeout_seconds > 0, "heartbeat_timeout_seconds must be positive")
+        for name in ("shutdown_seconds", "heartbeat_timeout_seconds"):
+            require(
+                0 < getattr(self, name) <= DAY_SECONDS,
+                f"{name} must be positive, and at most {DAY_SECONDS} (a day)",
+            )
         require(self.crashes_max >= 1, "crashes_max must be at least 1")
         require(self.crash_window_seconds > 0, "crash_window_seconds must be positive")
         require(self.parked_per_key_max >= 1, "parked_per_key_max must be at least 1")

@@ -8,12 +8,16 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.masking import masked_url
-from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
+from penstock.errors import PenstockError, ServerUnavailable, ServerUnsuitable, SettingsError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 VERSION_MIN = 140000
+_ESCAPE = (
+    "Signs in a password that mean something in a URL have to be escaped: %40 for @, %2F for /, "
+    "%3A for :, %23 for #, %3F for ?, %25 for %, %20 for a space."
+)
 # A server that vanished without a word is noticed within these limits instead of hours.
 _LIVENESS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -51,7 +55,13 @@ def conninfo(url: str) -> str:
     plain = sqlalchemy_url(url).set(drivername="postgresql")
     address, _, options = plain.render_as_string(hide_password=False).partition("?")
     # SQLAlchemy writes a space in an option as +, which libpq takes for a plus.
-    return f"{address}?{options.replace('+', '%20')}" if options else address
+    address = f"{address}?{options.replace('+', '%20')}" if options else address
+    try:
+        conninfo_to_dict(address)
+    except psycopg.ProgrammingError:
+        # What libpq says quotes what it could not read: a password, as a rule.
+        raise SettingsError(f"database_url cannot be read. {_ESCAPE}") from None
+    return address
 
 
 def _is_libpqs(url: str) -> bool:
@@ -89,10 +99,31 @@ def connect(
 
 def unreachable(url: str, error: Exception) -> ServerUnavailable:
     """The one sentence for a server that does not answer."""
+    # With two of these signs, what libpq takes for a host is a part of the password.
+    reason = _ESCAPE if url.count("@") > 1 else str(error).strip()
     return ServerUnavailable(
-        f"PostgreSQL at {masked_url(url)} cannot be reached: {str(error).strip()} "
+        f"PostgreSQL at {masked_url(url)} cannot be reached: {reason} "
         "Nothing was lost; check the address, then that the server accepts connections."
     )
+
+
+def trouble_in_words(error: BaseException) -> PenstockError | None:
+    """What a server's error means to whoever gave a command; None: that is a bug of ours."""
+    cause = error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
+    if not isinstance(cause, psycopg.Error):
+        return None
+    told = str(cause).strip().partition("\n")[0]
+    if is_lost(cause):
+        return ServerUnavailable(
+            f"The connection to PostgreSQL broke: {told}. What was committed before stays; give "
+            "the command again once the server is back."
+        )
+    if isinstance(cause, psycopg.errors.InsufficientPrivilege):
+        return ServerUnsuitable(
+            f"PostgreSQL refuses this role: {told}. Use a role that may do this, or grant it what "
+            "docs/POLICY.md lists for its task."
+        )
+    return None
 
 
 _LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from penstock.errors import ServerUnavailable, ServerUnsuitable
+from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
 from penstock.stores.redis_log import new_client
 
 ANSWER_SECONDS = 5.0
@@ -28,9 +28,7 @@ class RedisLook:
 def look_at(url: str) -> RedisLook:
     """Ask a server about itself. Raises ServerUnavailable or ServerUnsuitable."""
     try:
-        with redis.Redis.from_url(
-            url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
-        ) as client:
+        with closing(new_client(url, ANSWER_SECONDS)) as client:
             seconds, microseconds = client.time()
             information: Any = client.info()
             eviction = information.get("maxmemory_policy")
@@ -38,9 +36,11 @@ def look_at(url: str) -> RedisLook:
             with suppress(redis.ResponseError):
                 configured: Any = client.config_get("maxmemory-policy")
                 eviction = configured.get("maxmemory-policy", eviction)
+    except SettingsError as error:
+        raise ServerUnsuitable(str(error)) from None
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
         raise ServerUnavailable(f"it cannot be reached: {error}") from error
-    except (redis.RedisError, ValueError) as error:
+    except redis.RedisError as error:
         raise ServerUnsuitable(f"it does not tell about itself: {error}") from error
     return RedisLook(
         information, eviction, datetime.fromtimestamp(seconds + microseconds / 1_000_000, UTC)
