@@ -544,6 +544,19 @@ def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock)
     assert not dev_env.exists()
 
 
+def test_a_closed_terminal_ends_dev_and_leaves_no_address_behind(shop: Penstock) -> None:
+    process = shop.without_settings().start("--app", "shop:pipeline", "dev")
+    dev_env = shop.folder / ".penstock" / "dev.env"
+    try:
+        wait_until(dev_env.exists, what="servers run")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=SOON_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGHUP
+    assert not dev_env.exists()
+
+
 # ── the words used above ───────────────────────────────────────────────────────────────────────
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -119,6 +120,11 @@ def test_a_name_is_taken_once() -> None:
         ({"batch_seconds": 0}, "batch_seconds must be positive"),
         ({"start": "soon"}, "start must be"),
         ({"start": 0}, "positions begin at 1"),
+        ({"start": 10**30}, "positions begin at 1 and end at"),
+        ({"lanes": 1.5}, "lanes must be a whole number, not 1.5"),
+        ({"lanes": "8"}, "lanes must be a whole number, not '8'"),
+        ({"batch_size": True}, "batch_size must be a whole number"),
+        ({"timeout_seconds": timedelta(seconds=1)}, "timeout_seconds must be a number"),
         ({"on_unknown": "explode"}, "on_unknown must be"),
     ],
 )

@@ -179,7 +179,10 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
     """Run everything on embedded servers that live in .penstock, for development."""
     invocation = invocation_of(context)
     logs = LogChoice.of(log_level, log_format)
-    signal.signal(signal.SIGTERM, _leave)
+    # A terminal that is closed ends it as well, and leaves no address of servers that are gone.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
     with _development_servers(Path.cwd()):
         settings = invocation.pipeline.settings
         applied = migrate(settings.database_url, settings.schema)
@@ -351,6 +354,6 @@ def _development_servers(folder: Path) -> Iterator[None]:
         yield
 
 
-def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     """Leave through every `finally`, so that servers stop and dev.env goes."""
-    sys.exit(128 + signal.SIGTERM)
+    sys.exit(128 + number)

@@ -7,6 +7,7 @@ import typing
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import NoneType
 from typing import Any, Literal
 
 from penstock.core.require import require
@@ -15,6 +16,7 @@ from penstock.errors import RegistrationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 LANES_MAX = 1024
+POSITION_MAX = 2**63 - 1
 Start = Literal["earliest", "latest"] | int | datetime
 Order = Literal["key", "stream", "none"]
 """What waits behind a failing event: its key, the whole stream, or nothing."""
@@ -58,6 +60,7 @@ class ConsumerOptions:
             "its name may hold letters, digits, '_', '.' and '-', at most 100 of them",
         )
         self._require(bool(self.stream_name), "it names no stream")
+        self._require_numbers()
         self._require(1 <= self.batch_size <= 10_000, "batch_size must be between 1 and 10000")
         self._require(self.batch_seconds > 0, "batch_seconds must be positive")
         self._require(1 <= self.lanes <= LANES_MAX, f"lanes must be between 1 and {LANES_MAX}")
@@ -69,6 +72,19 @@ class ConsumerOptions:
         self._require_start()
         self._settle_guarantee()
         self._require_agreement()
+
+    def _require_numbers(self) -> None:
+        for name, kinds in (
+            ("batch_size", (int,)),
+            ("lanes", (int,)),
+            ("batch_seconds", (int, float)),
+            ("timeout_seconds", (int, float, NoneType)),
+        ):
+            given = getattr(self, name)
+            self._require(
+                isinstance(given, kinds) and not isinstance(given, bool),
+                f"{name} must be a {'number' if float in kinds else 'whole number'}, not {given!r}",
+            )
 
     def _require_choices(self) -> None:
         for name, choices in (
@@ -97,7 +113,10 @@ class ConsumerOptions:
                 "start is a datetime without a time zone; write e.g. datetime(…, tzinfo=UTC)",
             )
         elif isinstance(start, int) and not isinstance(start, bool):
-            self._require(start >= 1, "start is a position, and positions begin at 1")
+            self._require(
+                1 <= start <= POSITION_MAX,
+                f"start is a position, and positions begin at 1 and end at {POSITION_MAX}",
+            )
         else:
             self._require(
                 start in ("earliest", "latest"),

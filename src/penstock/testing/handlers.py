@@ -62,8 +62,9 @@ def deliver(
 
     `context.once` calls, and remembers until this delivery ends.
 
-    Raises what the handler raises; a commit or rollback inside it raises as in production, also
-    where the handler swallows the refusal. An `async def` handler gives an awaitable.
+    Raises what the handler raises; a commit or rollback of its session raises as in production,
+    also where the handler swallows the refusal. What it does through the driver, or as SQL text, is
+    looked at by workers only. An `async def` handler gives an awaitable.
     """
     plan = read_signature(handler, getattr(handler, "__name__", "handler"))
     entry = _entry(event, stream, position, key, metadata)
