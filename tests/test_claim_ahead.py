@@ -24,6 +24,10 @@ SETTLE = (
     " SELECT 'test.consumer', event_uuid, position, 'dead'"
     "   FROM events.outbox_event WHERE position = 2"
 )
+WORKERS = (
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'penstock test worker'"
+)
 STATES = (
     "SELECT state FROM pg_stat_activity"
     " WHERE datname = current_database() AND application_name = 'penstock test worker'"
@@ -221,3 +225,12 @@ def test_between_batches_the_connection_is_idle_and_closes_without_a_word(
     assert bench.rows(STATES) == ["idle"]
     consumer.close()
     assert [record for record in caplog.records if record.name.startswith("psycopg")] == []
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_batches_share_a_connection(bench: Workbench, handler: Callable[..., None]) -> None:
+    consumer = bench.consumer(handler, batch_size=2)
+    before = bench.rows(WORKERS)
+    run_until_idle(consumer)
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]
+    assert bench.rows(WORKERS) == before
