@@ -102,6 +102,8 @@ class Penstock:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Whoever runs the tests may be deaf to it, as below nohup, and so would all of these.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     def without_settings(self) -> Penstock:

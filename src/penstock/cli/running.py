@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -66,23 +67,12 @@ MetricsPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=0, max=65535, help="Serve the same for Prometheus; 0: any."),
 ]
+_patience = partial(typer.Option, metavar="SECONDS", min=0.1, max=DAY_SECONDS)
 HeartbeatTimeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0.1,
-        max=DAY_SECONDS,
-        help="Replace a worker that is silent for so long: 30 s.",
-    ),
+    float | None, _patience(help="Replace a worker that is silent for so long: 30 s.")
 ]
 GracefulShutdownTimeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0.1,
-        max=DAY_SECONDS,
-        help="Kill what has not stopped by then: 30 s.",
-    ),
+    float | None, _patience(help="Kill what has not stopped by then: 30 s.")
 ]
 
 

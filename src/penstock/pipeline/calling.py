@@ -15,7 +15,7 @@ from penstock.core.isolation import Batch
 from penstock.core.options import ConsumerOptions
 from penstock.core.replays import Replay
 from penstock.core.wire import Entry
-from penstock.errors import ContractMissing, HandlerQuit
+from penstock.errors import ContractMissing, HandlerQuit, HandlerTimeout
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.seams import ConsumerSeams
@@ -38,6 +38,11 @@ class HandlerFailed(Exception):
         self.culprit = culprit
         self.is_alone = is_alone
         """Whether the culprit needs no second call by itself to be sure of it."""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether its handler was ended wherever it was, perhaps inside the driver."""
+        return isinstance(self.error, HandlerTimeout | HandlerQuit)
 
 
 class Calls:

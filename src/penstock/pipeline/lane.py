@@ -17,13 +17,7 @@ from penstock.core.isolation import Batch, isolate, split
 from penstock.core.leases import Lease, former_groups
 from penstock.core.options import Guarantee
 from penstock.core.progress import AGAIN, IDLE, Progress
-from penstock.errors import (
-    HandlerQuit,
-    HandlerTimeout,
-    LeaseLost,
-    PositionMissing,
-    ServerUnavailable,
-)
+from penstock.errors import LeaseLost, PositionMissing, ServerUnavailable
 from penstock.pipeline.attempt import Settled
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
@@ -300,9 +294,7 @@ class Lane:
         emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
         if batch.is_suspect:
             self._suspicion.finish(batch.first)
-        # Where a handler was interrupted, it may have been inside the driver.
-        was_interrupted = isinstance(failure.error, HandlerTimeout | HandlerQuit)
-        self._renew_worker(is_doubtful=was_interrupted)
+        self._renew_worker(is_doubtful=failure.was_interrupted)
         queue = self._queue_of(batch)
         if is_nobodys_fault(failure.error) and self._faults_in_a_row < NOBODYS_FAULT_MAX:
             self._faults_in_a_row += 1
