@@ -19,6 +19,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from penstock.app import Pipeline
 from penstock.cli import main
@@ -287,7 +289,6 @@ def stranger(penstock: Penstock, database_url: str) -> Iterator[Penstock]:
         ("status",),
         ("doctor",),
         ("migrate", "--check"),
-        ("verify",),
         ("consumers", "pause", "bill"),
         ("send", "--stream", "orders", "--event-type", "placed", "--payload", "{}"),
     ],
@@ -296,6 +297,15 @@ def test_who_has_no_rights_is_told_so(stranger: Penstock, command: tuple[str, ..
     done = stranger(*command, code=1)
     assert "permission denied" in done.stderr
     assert "docs/POLICY.md" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("verify",), ("archive", "verify")])
+def test_without_rights_nothing_is_proved_or_refuted(
+    stranger: Penstock, command: tuple[str, ...]
+) -> None:
+    done = stranger(*command, code=EXIT_SURROUNDINGS)
+    assert "permission denied" in done.stderr
+    assert "neither proved nor refuted" in done.stderr
 
 
 def test_a_probe_without_rights_gets_its_answer(stranger: Penstock) -> None:
@@ -416,6 +426,22 @@ def test_continuous_sends_until_ctrl_c_and_tells_how_many(
     stdout, _ = process.communicate(timeout=SOON_SECONDS)
     assert process.returncode == 0
     assert "events sent to demo" in stdout
+
+
+def test_a_continuous_send_whose_server_goes_away_tells_how_many_there_were(
+    penstock: Penstock, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_many = Pipeline.send_many
+
+    def send_behind_a_broken_connection(pipeline: Pipeline, session: Session, *more: Any) -> Any:
+        if count(database_url, "events.outbox_event"):
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        return send_many(pipeline, session, *more)
+
+    monkeypatch.setattr(Pipeline, "send_many", send_behind_a_broken_connection)
+    done = penstock("send", "--continuous", code=1)
+    assert f"{count(database_url, 'events.outbox_event')} events sent" in done.stdout
+    assert "The connection to PostgreSQL broke" in done.stderr
 
 
 def test_an_interrupt_that_strikes_where_errors_are_ignored_ends_a_continuous_send(

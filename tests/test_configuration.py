@@ -181,6 +181,13 @@ def test_relations_between_settings_are_checked_whoever_gave_them(tmp_path: Path
         resolved(tmp_path, LEASE_SECONDS="5", LEASE_RENEW_SECONDS="3")
 
 
+@pytest.mark.parametrize("name", ["shutdown_seconds", "heartbeat_timeout_seconds"])
+@pytest.mark.parametrize("value", [0.0, 86_401.0])
+def test_nobody_is_waited_for_longer_than_a_day(tmp_path: Path, name: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=f"{name} must be positive, and at most 86400"):
+        resolved(tmp_path, {name: value})
+
+
 @pytest.mark.parametrize(("lease_seconds", "renewal"), [("30", 10.0), ("6", 2.0)])
 def test_a_lease_is_renewed_at_a_third_of_it(
     tmp_path: Path, lease_seconds: str, renewal: float

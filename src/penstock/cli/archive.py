@@ -28,6 +28,7 @@ from penstock.ops.archive import (
     verify_archive,
 )
 from penstock.runtime.posts import EXIT_SURROUNDINGS
+from penstock.stores.postgres import NO_ANSWER, trouble_in_words
 
 EXIT_NO = 1
 _PLACE = re.compile(r"(?P<stream>.+)/(?P<position>\d+)")
@@ -76,9 +77,11 @@ def verify(context: typer.Context, stream: Stream = None, json_output: Json = Fa
                     "There is no archive to prove: nothing is archived, and archive_url is not set."
                 )
             proofs = [verify_archive(connection, settings, each, show) for each in archives]
-    except ServerUnavailable as error:
+    except (ServerUnavailable, *NO_ANSWER) as error:
         # Not the answer no: there is none, and a probe must be able to tell.
-        print_error(f"{error} The archive is neither proved nor refuted.")
+        print_error(
+            f"{trouble_in_words(error) or error} The archive is neither proved nor refuted."
+        )
         raise typer.Exit(EXIT_SURROUNDINGS) from None
     if json_output:
         print_json([asdict(proof) for proof in proofs])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import psycopg
 import typer
 
 from penstock.cli.invocation import Invocation, invocation_of
@@ -19,6 +18,7 @@ from penstock.errors import SchemaMismatch, ServerUnavailable
 from penstock.ops.verify import Report, Step, StreamReport, Verify
 from penstock.ops.verify_tiers import HotTier, Tier
 from penstock.runtime.posts import EXIT_SURROUNDINGS
+from penstock.stores.postgres import NO_ANSWER, trouble_in_words
 from penstock.stores.redis_log import RedisLog
 
 EXIT_NO = 1
@@ -42,9 +42,9 @@ def verify(
     invocation = invocation_of(context)
     try:
         report = _verified(invocation, stream, consumer, hot_log=hot_log)
-    except (ServerUnavailable, SchemaMismatch, psycopg.OperationalError) as error:
+    except (ServerUnavailable, SchemaMismatch, *NO_ANSWER) as error:
         # Not the answer no: there is none, and a probe must be able to tell.
-        print_error(f"{str(error).strip()} The books are neither proved nor refuted.")
+        print_error(f"{trouble_in_words(error) or error} The books are neither proved nor refuted.")
         raise typer.Exit(EXIT_SURROUNDINGS) from None
     if json_output:
         print_json(report.as_json())

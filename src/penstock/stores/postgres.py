@@ -107,6 +107,10 @@ def unreachable(url: str, error: Exception) -> ServerUnavailable:
     )
 
 
+NO_ANSWER = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
+"""What prevents an answer: the server, or what this role may see of it."""
+
+
 def trouble_in_words(error: BaseException) -> PenstockError | None:
     """What a server's error means to whoever gave a command; None: that is a bug of ours."""
     cause = error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
