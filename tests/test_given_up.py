@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -15,13 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Context, Guarantee, Pipeline, Retry
+from penstock.errors import RollbackInTransactionError
 from penstock.stores.guard import GuardedCursor
+from penstock.stores.worker_connection import SyncWorkerConnection
+from penstock.telemetry.bus import subscribe_to_all, unsubscribe
+from penstock.telemetry.signals import EventFailed, ServerLost, Signal
 from tests.events import Placed
 from tests.test_seams import working
 from tests.waiting import wait_until
 
 EVENTS = 6
-TROUBLED = 3
+SECOND, TROUBLED = 2, 3
 INSERT = text("INSERT INTO effect (n) VALUES (:n)")
 SLOW = text("SELECT pg_sleep(60)")
 SETTLED = "SELECT count(*) FROM events.processed_event WHERE outcome <> 'parked'"
@@ -32,14 +36,36 @@ LIMIT_SECONDS = 0.2
 class Once:
     """Lets something happen to one event, the first time it is handled."""
 
-    def __init__(self) -> None:
+    def __init__(self, troubled: int = TROUBLED) -> None:
+        self._troubled = troubled
         self._is_over = False
 
     def now(self, event: Placed) -> bool:
-        if self._is_over or event.n != TROUBLED:
+        if self._is_over or event.n != self._troubled:
             return False
         self._is_over = True
         return True
+
+
+@pytest.fixture(autouse=True)
+def failed() -> Iterator[set[int]]:
+    """Which events have failed: none but the troubled ones.
+
+    Nobody may have taken any of it for a server that went away either.
+    """
+    failed, lost = set[int](), list[Signal]()
+
+    def note(signal: Signal) -> None:
+        if isinstance(signal, EventFailed):
+            failed.add(signal.position)
+        elif isinstance(signal, ServerLost):
+            lost.append(signal)
+
+    subscribe_to_all(note)
+    yield failed
+    unsubscribe(note)
+    assert lost == []
+    assert failed <= {TROUBLED, EVENTS}
 
 
 def effects_of(database_url: str, handler: Callable[..., Any], **options: Any) -> list[int]:
@@ -103,6 +129,15 @@ def test_a_handler_that_invalidates(
             invalidate(session)
 
     assert effects_of(database_url, handle) == ALL
+
+
+def test_there_is_no_second_connection(database_url: str) -> None:
+    worker = SyncWorkerConnection(database_url, "penstock test worker")
+    worker.session().connection().invalidate()
+    worker.rollback()
+    with pytest.raises(RollbackInTransactionError, match="has given up the connection"):
+        worker.session().execute(text("SELECT 1"))
+    worker.close()
 
 
 def test_a_handler_that_swallows_an_interrupt(
@@ -220,8 +255,26 @@ def test_an_async_completion_that_is_cancelled(
     assert effects_of(database_url, handle, **options) == done
 
 
-def test_a_completion_that_is_never_left(database_url: str) -> None:
-    once, kept = Once(), list[Any]()
+def test_what_came_before_an_interrupted_completion_has_not_failed(
+    database_url: str, failed: set[int]
+) -> None:
+    once = Once(SECOND)
+
+    def handle(event: Placed, context: Context) -> None:
+        if once.now(event):
+            with context.complete() as session:
+                of_its_connection(session)
+                raise LookupError
+
+    options = {"guarantee": Guarantee.AT_LEAST_ONCE, "start": "earliest"}
+    effects_of(database_url, handle, **options)
+    # Nor has the second one: called again by itself, it is well.
+    assert failed == set()
+
+
+@pytest.mark.parametrize("troubled", [TROUBLED, EVENTS])
+def test_a_completion_that_is_never_left(database_url: str, troubled: int) -> None:
+    once, kept = Once(troubled), list[Any]()
 
     def handle(event: Placed, context: Context) -> None:
         block = context.complete()
