@@ -128,6 +128,10 @@ def _send_continuously(pipeline: Pipeline, stream: str, rate: float) -> None:
                 threading.Event().wait(max(0.0, ahead_seconds))
     except KeyboardInterrupt:
         pass
+    except Exception:
+        # Whatever comes of a statement that was interrupted is no news.
+        if not told:
+            raise
     finally:
         console.print(f"{sent} events sent to {stream}.")
 
