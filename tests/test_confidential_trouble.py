@@ -13,7 +13,14 @@ import redis
 
 from penstock import Context
 from penstock.core.retry import Retry
-from penstock.errors import KeyUnavailable, OperationRefused, StreamConfidential
+from penstock.errors import (
+    ContractMissing,
+    KeyRefused,
+    KeyUnavailable,
+    OperationRefused,
+    SealBroken,
+    StreamConfidential,
+)
 from penstock.stores import sealing
 from penstock.stores.data_keys import DataKeys
 from penstock.stores.mac_keys import MacKeyTable
@@ -153,25 +160,26 @@ def test_while_the_kms_is_away_senders_get_a_clear_error_and_known_keys_go_on(
     assert guarded.row("SELECT count(*), count(key_id) FROM events.outbox_event") == (2, 2)
 
 
-def fail_with(diagnosis: str) -> None:
+def fail_with(diagnosis: str, kind: type[Exception]) -> None:
     try:
         raise KeyError(diagnosis)
     except KeyError as error:
         error.add_note(f"a note about {diagnosis}")
-        raise ValueError(f"cannot treat {diagnosis}") from error
+        raise kind(f"cannot treat {diagnosis}") from error
 
 
-def failing(event: Admitted, context: Context) -> None:
-    assert context.once("charge", lambda: {"for": event.diagnosis}) == {"for": event.diagnosis}
-    fail_with(event.diagnosis)
-
-
+@pytest.mark.parametrize("kind", [ValueError, SealBroken, psycopg.OperationalError])
 def test_a_known_plaintext_is_nowhere_to_be_found(
+    kind: type[Exception],
     vault: Vault,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def failing(event: Admitted, context: Context) -> None:
+        assert context.once("charge", lambda: {"for": event.diagnosis}) == {"for": event.diagnosis}
+        fail_with(event.diagnosis, kind)
+
     said: list[object] = []
     subscribe_to_all(said.append)
     retry = Retry.exponential(first_seconds=0.01, longest_seconds=0.01, attempts_max=2)
@@ -188,7 +196,7 @@ def test_a_known_plaintext_is_nowhere_to_be_found(
     commands = ("dlq list", "dlq show 1", "dlq show 1 --json", "parked list", "status")
     said += [penstock(*command.split()).stdout for command in commands]
     said += caplog.records
-    assert any("ValueError" in str(words) for words in said)
+    assert any(kind.__name__ in str(words) for words in said)
     assert canary.found_in_words(CANARY, said) == []
     assert canary.found_in_database(CANARY, vault.connection) == []
     assert canary.found_in_redis(CANARY, str(vault.redis_url)) == []
@@ -198,6 +206,18 @@ def test_a_known_plaintext_is_nowhere_to_be_found(
     assert revealed["payload"] == {"patient": f"{CANARY} key", "diagnosis": CANARY}
     assert revealed["key"] == f"{CANARY} key"
     assert f"cannot treat {CANARY}" in revealed["traceback"]
+
+
+@pytest.mark.parametrize("kind", [KeyUnavailable, KeyRefused, ContractMissing])
+def test_a_handler_that_blocks_its_lane_is_not_quoted(vault: Vault, kind: type[Exception]) -> None:
+    def failing(event: Admitted) -> None:
+        raise kind(event.diagnosis)
+
+    vault.send(CANARY)
+    with heard(signals.ConsumerBlocked) as blocked, vault.working(failing):
+        wait_until(lambda: len(blocked) > 0, what="it is blocked")
+    assert kind.__name__ in blocked[0].reason
+    assert CANARY not in blocked[0].reason
 
 
 def test_the_search_finds_a_canary_that_is_there(vault: Vault) -> None:

@@ -69,6 +69,10 @@ class HandlerQuit(HandlerError):
     """A handler tried to end its worker, by SystemExit and the like; only its event failed."""
 
 
+class ConnectionBroken(HandlerError):
+    """The worker's connection broke at this event, alone and again and again."""
+
+
 class RetryableError(PenstockError):
     """Raised by handlers: try this event again, after `after_seconds` if given."""
 

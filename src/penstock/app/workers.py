@@ -6,9 +6,10 @@ import gc
 import os
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.effects import Effects
 from penstock.pipeline.gate import Gate
 from penstock.pipeline.janitor import Janitor
+from penstock.pipeline.losses import Losses
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.rehearsal import Rehearsal, RehearsalRoom
 from penstock.pipeline.replaying import ReplayWatch
@@ -66,6 +68,8 @@ class _Surroundings:
     crew: Crew
     gate: Gate
     deployed_at: datetime
+    losses: defaultdict[str, Losses] = field(default_factory=lambda: defaultdict(Losses))
+    """By consumer."""
 
 
 _Opener = Callable[[_Surroundings, threading.Event, Any], Stage]
@@ -255,6 +259,7 @@ class Workers:
             settings=self._settings,
             leases=around.keeper,
             gate=around.gate,
+            losses=around.losses[consumer.name],
             control=control,
             seams=self._seams(consumer, control),
             source=source,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from penstock.core.failures import describe
+from penstock.core.failures import describe, is_raised_by
 from penstock.core.forensics import Forensics, forensics_of
 from penstock.core.sealing import Box, is_sealed_text
 from penstock.core.wire import Entry
@@ -21,9 +21,7 @@ ERROR_PURPOSE: Final = "error"
 
 def describe_about(error: BaseException, entries: Iterable[Entry]) -> str:
     """One line about an error that happened with these events in hand."""
-    # Of its own making it quotes nothing.
-    is_harmless = type(error) is SealBroken
-    if is_harmless or not any(entry.fields[2] for entry in entries):
+    if _is_harmless(error) or not any(entry.fields[2] for entry in entries):
         return describe(error)
     return f"{type(error).__name__}: {WITHHELD}"
 
@@ -31,7 +29,7 @@ def describe_about(error: BaseException, entries: Iterable[Entry]) -> str:
 def forensics_about(error: BaseException, entry: Entry, box: Box | None) -> Forensics:
     """What to keep of an error on an event; of a sealed one, what it quotes goes into the box."""
     whole = forensics_of(error)
-    if not entry.fields[2] or type(error) is SealBroken:
+    if not entry.fields[2] or _is_harmless(error):
         return whole
     bare = replace(forensics_of(error, values=False), error_message=WITHHELD)
     if box is None:
@@ -39,6 +37,11 @@ def forensics_about(error: BaseException, entry: Entry, box: Box | None) -> Fore
     # Behind the frames, on a line of its own: `parted` finds it there.
     sealed = box.seal(whole.traceback, ERROR_PURPOSE)
     return replace(bare, traceback=f"{bare.traceback.rstrip()}\n{sealed}\n")
+
+
+def _is_harmless(error: BaseException) -> bool:
+    """Of Penstock's own making it quotes nothing; a handler may raise it too."""
+    return type(error) is SealBroken and is_raised_by(error, "penstock")
 
 
 def parted(traceback: str) -> tuple[str, str | None]:

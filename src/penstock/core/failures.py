@@ -66,6 +66,20 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:DESCRIPTION_LENGTH_MAX]
 
 
+def is_raised_by(error: BaseException, *packages: str) -> bool:
+    """Whether code of these packages has raised an error, so that its text is of their making.
+
+    One that nobody has raised is no handler's.
+    """
+    traceback = error.__traceback__
+    if traceback is None:
+        return True
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in packages
+
+
 def text_of(error: BaseException, length_max: int) -> str:
     """An error's own text, storable and not longer than that; never raises."""
     try:

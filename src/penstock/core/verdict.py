@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.failures import asked_delay_seconds, sole_error
+from penstock.core.failures import asked_delay_seconds, is_raised_by, sole_error
 from penstock.core.options import ConsumerOptions
 from penstock.core.retry import DEFAULT_RETRY, Fatal
 from penstock.errors import (
@@ -64,7 +64,7 @@ def judge(
     """Decide what a failed attempt deserves; the first attempt is 1, `jitter` is in [0, 1)."""
     cause = sole_error(error)
     if isinstance(cause, KeyUnavailable | KeyRefused):
-        return Block(str(cause))
+        return Block(_told(cause))
     if isinstance(cause, ContractMissing) and not is_redriven:
         return _judge_missing(cause, attempt, options, jitter)
     # What AT_MOST_ONCE must not do, its options cannot say: it has one attempt and holds nothing.
@@ -93,10 +93,16 @@ def _judge_missing(
     Not for a redriven one: it has one attempt, and an old letter must not halt today's events.
     """
     if not error.is_version or options.on_unknown_version == "block":
-        return Block(str(error))
+        return Block(_told(error))
     if options.on_unknown_version == "park":
         return RetryAfter(DEFAULT_RETRY.computed_seconds(attempt, jitter))
     return give_up("contract", options)
+
+
+def _told(error: BaseException) -> str:
+    """What an error of ours says; a handler that raises it may quote its event."""
+    is_ours = is_raised_by(error, "penstock")
+    return str(error) if is_ours else f"the handler raised {type(error).__name__}"
 
 
 def _hopeless(error: Exception, cause: BaseException, options: ConsumerOptions) -> Reason | None:

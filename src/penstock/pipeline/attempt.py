@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from penstock.core.failures import attribute_of, describe
+from penstock.core.failures import attribute_of, describe, is_raised_by
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
@@ -21,6 +21,9 @@ from penstock.pipeline.signature import HandlerPlan, View
 from penstock.pipeline.traced import traced
 from penstock.stores.inbox import Claim
 from penstock.stores.worker_connection import WorkerConnection
+
+DRIVER = ("psycopg", "psycopg_c", "psycopg_binary", "penstock")
+"""Whose words about a lost connection quote no event: the driver's, and ours around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +168,7 @@ def _without_values(cause: Exception) -> str:
     Whatever a handler raises may quote its event, and so does SQLAlchemy.
     """
     told = attribute_of(cause, "orig") or cause
-    is_drivers = isinstance(told, psycopg.OperationalError | psycopg.InterfaceError)
+    severity = attribute_of(attribute_of(told, "diag"), "severity_nonlocalized")
+    is_of_a_loss = isinstance(told, psycopg.OperationalError | psycopg.InterfaceError)
+    is_drivers = (is_of_a_loss or severity == "FATAL") and is_raised_by(told, *DRIVER)
     return describe(told) if is_drivers else type(cause).__name__

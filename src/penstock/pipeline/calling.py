@@ -15,7 +15,7 @@ from penstock.core.isolation import Batch
 from penstock.core.options import ConsumerOptions
 from penstock.core.replays import Replay
 from penstock.core.wire import Entry
-from penstock.errors import ContractMissing, HandlerQuit, HandlerTimeout
+from penstock.errors import ConnectionBroken, ContractMissing, HandlerQuit, HandlerTimeout
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.seams import ConsumerSeams
@@ -41,8 +41,8 @@ class HandlerFailed(Exception):
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether its handler was ended wherever it was, perhaps inside the driver."""
-        return isinstance(self.error, HandlerTimeout | HandlerQuit)
+        """Whether its handler was ended wherever it was, perhaps inside the driver, or with it."""
+        return isinstance(self.error, HandlerTimeout | HandlerQuit | ConnectionBroken)
 
 
 class Calls:

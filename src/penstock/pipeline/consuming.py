@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psycopg
@@ -14,6 +14,7 @@ from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.pipeline.gate import Gate
 from penstock.pipeline.leasing import Leases
+from penstock.pipeline.losses import Losses
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan
 
@@ -44,6 +45,8 @@ class Consuming:
     gate: Gate
     control: Callable[[], psycopg.Connection[Any]]
     """The connection that the process shares for everything but handling."""
+    losses: Losses = field(default_factory=Losses)
+    """What its lanes remember of connections that broke; a lane does not outlive its own."""
     source: Source | None = None
     """Where the stream is, if it is another service's."""
     replay: Replay | None = None

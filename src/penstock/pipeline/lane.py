@@ -13,7 +13,7 @@ import psycopg
 
 from penstock.core.discretion import describe_about
 from penstock.core.failures import describe, is_nobodys_fault
-from penstock.core.isolation import Batch, isolate, split
+from penstock.core.isolation import Batch, isolate
 from penstock.core.leases import Lease, former_groups
 from penstock.core.options import Guarantee
 from penstock.core.progress import AGAIN, IDLE, Progress
@@ -22,6 +22,7 @@ from penstock.pipeline.attempt import Settled
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.judgement import Blocked
+from penstock.pipeline.losses import failure_of
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.suspicion import Suspicion
 from penstock.pipeline.unsealing import Unsealing
@@ -66,6 +67,7 @@ class Lane:
         self._options = consuming.options
         self._leases = consuming.leases
         self._control = consuming.control
+        self._losses = consuming.losses
         self._known = known
         self._lane = lane
         self._window = window
@@ -193,7 +195,8 @@ class Lane:
 
     def _next_parked(self) -> Batch | None:
         if not self._parked:
-            self._parked.extend(self._parking.due())
+            for batch in self._parking.due():
+                self._parked += self._losses.parts(batch)
         return self._parked.popleft() if self._parked else None
 
     def _next_live(self) -> Batch | None:
@@ -214,10 +217,8 @@ class Lane:
             # Elsewhere nothing is sent ahead of its result.
             is_careful=self._options.guarantee is not Guarantee.EXACTLY_ONCE,
         )
-        if self._suspicion.take(scan.entries):
-            self._live.extend(split(replace(batch, is_suspect=True)))
-            return self._live.popleft()
-        return batch
+        self._live.extend(self._suspicion.parts(batch) or self._losses.parts(batch))
+        return self._live.popleft()
 
     def _read(self, wait_seconds: float) -> Scan:
         return self._window.read(
@@ -261,9 +262,7 @@ class Lane:
                 return self._try(batch, lease)
         with self._consuming.gate.alone():
             starts, are_too_many = self._suspicion.start(batch.entries[0])
-            if are_too_many:
-                return self._judge(batch, lease, starts)
-            return self._try(batch, lease)
+            return self._judge(batch, lease, starts) if are_too_many else self._try(batch, lease)
 
     def _try(self, batch: Batch, lease: Lease) -> Progress:
         self._renew_worker(is_doubtful=False)
@@ -274,6 +273,11 @@ class Lane:
             raise self._lost(str(error)) from error
         except HandlerFailed as failure:
             return self._after_failure(batch, lease, failure)
+        except ServerUnavailable as error:
+            if not (self._leases.is_held(lease) and self._losses.note(batch)):
+                raise
+            return self._after_failure(batch, lease, failure_of(batch, error))
+        self._losses.forget(batch)
         return self._committed(batch, lease, settled)
 
     def _committed(self, batch: Batch, lease: Lease, settled: Settled) -> Progress:

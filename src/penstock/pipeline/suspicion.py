@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 
+from penstock.core.isolation import Batch, split
 from penstock.core.wire import Entry
 from penstock.stores.suspects import Suspects
 
@@ -44,13 +46,13 @@ class Suspicion:
         """A lease begins: so many of the next events may have ended its last holder's process."""
         self._left = count
 
-    def take(self, entries: Sequence[Entry]) -> bool:
-        """Whether these events, which come next, have to be run one at a time."""
-        is_next = self._left > 0 and entries[0].position <= self._last
-        if not is_next and not any(entry.position in self._unfinished for entry in entries):
-            return False
-        self._left = max(0, self._left - len(entries))
-        return True
+    def parts(self, batch: Batch) -> list[Batch]:
+        """The events of the batch, which comes next, one by one; none, where it is not suspect."""
+        is_next = self._left > 0 and batch.first <= self._last
+        if not is_next and not any(e.position in self._unfinished for e in batch.entries):
+            return []
+        self._left = max(0, self._left - len(batch.entries))
+        return split(replace(batch, is_suspect=True))
 
     def start(self, entry: Entry) -> tuple[list[dict[str, Any]], bool]:
         """Record that an attempt begins. Returns all such starts, and whether they are too many.
