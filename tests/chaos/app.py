@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import BigInteger
+from sqlalchemy import BigInteger, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -37,6 +37,9 @@ LANES = "CHAOS_LANES"
 FOLDER = "CHAOS_FOLDER"
 EXIT_CODE = 23
 ATTEMPTS_MAX = 6
+END_SESSION = "SELECT pg_terminate_backend(pg_backend_pid())"
+SLOW = text("SELECT pg_sleep(60)")
+SPOILED_AFTER_SECONDS = 0.02
 RETRY = Retry.exponential(first_seconds=0.05, longest_seconds=0.4, attempts_max=ATTEMPTS_MAX)
 
 
@@ -52,6 +55,8 @@ class Trouble(StrEnum):
     """The handler says that no further attempt can help."""
     KILLER = "killer"
     """The process ends."""
+    SPOILER = "spoiler"
+    """The handler spoils its connection, and goes on as if nothing were."""
 
 
 class Entered(Event, type="chaos.entered", version=1, key="account"):
@@ -141,14 +146,14 @@ class Surroundings:
 surroundings = Surroundings.of_environment()
 
 
-def meet(event: Given, context: Context) -> None:
-    """Whatever the event does to its handlers."""
+def meet(event: Given, context: Context) -> bool:
+    """Whatever the event does to its handlers; returns whether they spoil their connection."""
     entered = event.payload
     if entered.trouble is Trouble.NONE:
-        return
+        return False
     where = (context.consumer, str(event.event_uuid))
     if surroundings.failures(*where) >= entered.times:
-        return
+        return False
     surroundings.note_failure(*where)
     what = f"{entered.trouble}: number {entered.number} of {entered.account}"
     match entered.trouble:
@@ -160,6 +165,7 @@ def meet(event: Given, context: Context) -> None:
             raise FatalError(what)
         case Trouble.KILLER:
             os._exit(EXIT_CODE)
+    return entered.trouble is Trouble.SPOILER
 
 
 def effect_of(event: Given, context: Context) -> dict[str, Any]:
@@ -181,18 +187,23 @@ def build_pipeline(**settings: Any) -> Pipeline:
     def in_lanes(event: Given, cursor: psycopg.Cursor, context: Context) -> None:
         threading.Event().wait(surroundings.slow_seconds)
         cursor.execute(WRITE_EFFECT_DRIVER, list(effect_of(event, context).values()))
-        meet(event, context)
+        if meet(event, context):
+            cursor.execute(END_SESSION)
 
     @pipeline.consumer(STREAM, name=SINGLE, batch_size=100, retry=RETRY, on_exhausted="hold")
     def alone(event: Given, session: Session, context: Context) -> None:
         threading.Event().wait(surroundings.slow_seconds)
-        meet(event, context)
+        if meet(event, context):
+            session.connection().invalidate()
         session.add(EffectRow(**effect_of(event, context)))
 
     @pipeline.consumer(STREAM, name=LATE, lanes=2, batch_size=100, retry=RETRY, start="latest")
     async def afterwards(event: Given, session: AsyncSession, context: Context) -> None:
         await asyncio.sleep(surroundings.slow_seconds)
-        meet(event, context)
+        if meet(event, context):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SPOILED_AFTER_SECONDS):
+                    await session.execute(SLOW)
         session.add(EffectRow(**effect_of(event, context)))
 
     return pipeline

@@ -123,6 +123,12 @@ MUTANTS = (
         '                self._worker.commit_after("SELECT 1", {})\n',
     ),
     Mutant(
+        "given-up-connection-unnoticed",
+        "stores/guard.py",
+        "        self.given_up = RollbackInTransactionError(",
+        "        _ = RollbackInTransactionError(",
+    ),
+    Mutant(
         "no-sealing",
         "stores/migrations/0001_the_line.sql",
         "    IF EXISTS (SELECT 1 FROM events.seal WHERE id = NEW.id) THEN",

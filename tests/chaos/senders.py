@@ -74,6 +74,7 @@ TROUBLES = (
     (Trouble.STUBBORN, 0.0003),
     (Trouble.FATAL, 0.0001),
     (Trouble.KILLER, 0.00005),
+    (Trouble.SPOILER, 0.0005),
 )
 # In calls: an attempt has up to three, in its batch, again without a pipeline, and alone.
 TIMES = {
@@ -82,6 +83,7 @@ TIMES = {
     Trouble.STUBBORN: (ATTEMPTS_MAX + 2, ATTEMPTS_MAX + 4),
     Trouble.FATAL: (3, 5),
     Trouble.KILLER: (1, 4),
+    Trouble.SPOILER: (1, 4),
 }
 REMARKS = 0.05
 
