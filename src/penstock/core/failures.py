@@ -84,7 +84,7 @@ def text_of(error: BaseException, length_max: int) -> str:
     """An error's own text, storable and not longer than that; never raises."""
     try:
         return storable(str(error), length_max)
-    except Exception:  # noqa: BLE001 - a user's class may raise anything here
+    except BaseException:  # noqa: BLE001 - a user's class may raise anything here
         return NO_TEXT
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from penstock.core.annotations import annotations_of
 from penstock.core.contracts import Step, path, upcast
 from penstock.core.events import Event, StreamEvent
+from penstock.core.handlers import why_no_handler
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, RegistrationError
 from penstock.pipeline.context import Context
@@ -117,6 +118,8 @@ def _validator_of(contract: type[Event]) -> Callable[..., Any]:
 
 def read_signature(function: Callable[..., Any], consumer: str) -> HandlerPlan:
     """The plan for a handler. Raises RegistrationError with a sentence that says what to write."""
+    if (why := why_no_handler(function)) is not None:
+        raise _refusal(consumer, why, EXAMPLE)
     is_async = inspect.iscoroutinefunction(function)
     annotations = _annotations(function, consumer)
     parameters = list(inspect.signature(function).parameters.values())
@@ -153,6 +156,8 @@ def _annotations(function: Callable[..., Any], consumer: str) -> dict[str, Any]:
             f"its annotations name {error.name!r}, which is not defined at module level",
             "the class outside the function that registers the handler",
         ) from None
+    except TypeError:
+        raise _refusal(consumer, f"{function!r} is not a function", EXAMPLE) from None
 
 
 def _view(annotation: Any, is_async: bool, name: str, consumer: str) -> View | None:

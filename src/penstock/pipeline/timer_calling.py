@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.core.claims import Claim
 from penstock.core.failures import describe
+from penstock.core.handlers import require_done
 from penstock.core.timer_messages import Nack, TimerMessage
 from penstock.core.timer_verdict import inbox_id
 from penstock.errors import HandlerQuit, HandlerTimeout, ServerUnavailable
@@ -84,6 +85,7 @@ class PlainCalls:
         arguments = self._plan.arguments(message, {})
         with self._seams.around(), _handling(message):
             value = self._call(self._plan.function, arguments)
+            require_done(value)
         if isinstance(message.decision, Nack):
             raise Nacked
         return conclude(value)

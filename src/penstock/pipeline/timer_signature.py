@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from penstock.core.annotations import annotations_of
 from penstock.core.failures import as_contract_error
+from penstock.core.handlers import why_no_handler
 from penstock.core.timer_envelope import CONTENT_TYPE, JSON_TYPE, TEXT_TYPE
 from penstock.core.timer_messages import TimerMessage
 from penstock.errors import ContractError, RegistrationError
@@ -76,8 +77,8 @@ class TimerPlan:
 
 def read_timer_signature(function: Callable[..., Any], topic: str) -> TimerPlan:
     """The plan for a handler. Raises RegistrationError with a sentence that says what to write."""
-    if not callable(function):
-        raise _refusal(topic, f"{function!r} is not a function", EXAMPLE)
+    if (why := why_no_handler(function)) is not None:
+        raise _refusal(topic, why, EXAMPLE)
     is_async = inspect.iscoroutinefunction(function)
     annotations = _annotations(function, topic)
     parts: list[Part] = []
@@ -106,6 +107,8 @@ def _annotations(function: Callable[..., Any], topic: str) -> dict[str, Any]:
             f"its annotations name {error.name!r}, which is not defined at module level",
             "the class outside the function that registers the handler",
         ) from None
+    except TypeError:
+        raise _refusal(topic, f"{function!r} is not a function", EXAMPLE) from None
 
 
 def _part(annotation: Any, is_async: bool, name: str, topic: str) -> Part:

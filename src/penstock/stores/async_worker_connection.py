@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -22,6 +22,8 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
 
+from penstock.core.handlers import require_done
+from penstock.errors import HandlerQuit
 from penstock.stores.guard import GuardedAsyncConnection, guard_session, require_first
 from penstock.stores.postgres import connect_arguments, conninfo, unreachable
 from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
@@ -40,6 +42,7 @@ class _SharedLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
+        self._is_over = False
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
 
@@ -49,8 +52,9 @@ class _SharedLoop:
             self._users += 1
             if self._users == 1:
                 self._loop = asyncio.new_event_loop()
+                self._is_over = False
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="penstock-handlers", daemon=True
+                    target=self._run, name="penstock-handlers", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -60,9 +64,16 @@ class _SharedLoop:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                self._is_over = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(timeout=END_SECONDS)
                 self._loop.close()
+
+    def _run(self) -> None:
+        """Until the last one leaves: a handler may stop the loop, or end it from a task."""
+        while not self._is_over:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
 
 
 _shared_loop = _SharedLoop()
@@ -219,7 +230,9 @@ class AsyncWorkerConnection:
 
     def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         """Call a handler and wait for it."""
-        return self._await(lambda _: function(*arguments))
+        value = self._await(lambda _: _uncancelled(function(*arguments)))
+        require_done(value)
+        return value
 
     def session(self) -> AsyncSession:
         """A new SQLAlchemy session on this transaction, of which SQLAlchemy learns here."""
@@ -242,6 +255,20 @@ class AsyncWorkerConnection:
     def pipelined(self) -> AbstractContextManager[Any]:
         """Async handlers await their results anyway."""
         return nullcontext()
+
+
+async def _uncancelled(handling: Awaitable[T]) -> T:
+    """Await a handler. One that has cancelled its own task fails, and the task goes on."""
+    value = await handling
+    task = asyncio.current_task()
+    assert task is not None
+    if task.cancelling():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        while task.uncancel():
+            pass
+        raise HandlerQuit("The handler cancelled the task that it runs in, which ends nobody here.")
+    return value
 
 
 @asynccontextmanager

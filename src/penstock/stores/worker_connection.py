@@ -18,6 +18,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from penstock.core.handlers import require_done
 from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct
 from penstock.stores.guard import (
     Guard,
@@ -210,7 +211,9 @@ class SyncWorkerConnection:
 
     def call(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         """Call a handler."""
-        return function(*arguments)
+        value = function(*arguments)
+        require_done(value)
+        return value
 
     def session(self) -> Session:
         """A new SQLAlchemy session on this transaction, of which SQLAlchemy learns here."""

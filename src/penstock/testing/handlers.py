@@ -12,6 +12,7 @@ import orjson
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.core.events import Event, RawEvent
+from penstock.core.handlers import require_done
 from penstock.core.outgoing import UNSET, Limits, OutgoingEvent, encode_event
 from penstock.core.settings import MEBIBYTE
 from penstock.core.wire import Entry
@@ -91,6 +92,7 @@ def deliver(
         return _call_async(handler, arguments, session, entry)
     with _as_worker(session, entry) as guard:
         result = handler(*arguments)
+        require_done(result)
         if session is not None:
             session.flush()
     guard.require_kept()
@@ -102,6 +104,7 @@ async def _call_async(
 ) -> Any:
     with _as_worker(session, entry) as guard:
         result = await handler(*arguments)
+        require_done(result)
         if session is not None:
             await session.flush()
     guard.require_kept()
