@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, field_serializer
+from pydantic import BaseModel, Field, SecretStr, field_serializer
 
 from penstock.core.effects import RESULT_BYTES_MAX
 from penstock.errors import ContractError, FatalError
@@ -210,3 +210,16 @@ def test_a_type_that_no_longer_fits_the_record_says_so_and_calls_nothing(
     with pytest.raises(ContractError, match="does not fit ReceiptOfTomorrow"):
         bench.process().once(bench.event, "receipt", outside, returns=ReceiptOfTomorrow)
     assert outside.calls == 1
+
+
+class Charge(BaseModel):
+    token: SecretStr
+
+
+@pytest.mark.parametrize(
+    ("value", "returns"),
+    [(Charge(token=SecretStr("t")), Charge), (Charge(token=SecretStr("t")), None)],
+)
+def test_a_secret_is_not_kept_as_asterisks(bench: EffectBench, value: Any, returns: Any) -> None:
+    with pytest.raises(FatalError, match="asterisks"):
+        bench.process().once(bench.event, "receipt", Outside(value), returns=returns)

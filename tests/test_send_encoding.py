@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, Secret, SecretBytes, SecretStr, field_serializer
 
 from penstock.core.encoding import DEPTH_MAX
 from penstock.core.events import Event, RawEvent
@@ -409,3 +409,44 @@ def test_a_thousand_events_are_encoded_in_milliseconds(make: Callable[[], Any]) 
         batch_json([encode(e, event_uuid=u, key="k") for e, u in zip(events, uuids, strict=True)])
         times.append(time.thread_time() - began)
     assert min(times) < 0.05  # it takes some 10 ms
+
+
+# ── secrets, of which pydantic writes asterisks ────────────────────────────────────────────────
+
+
+class Account(BaseModel):
+    password: SecretStr
+
+
+class Opened(Event, type="encoding.opened", version=1):
+    accounts: tuple[Account, ...] = ()
+    pin: SecretBytes | None = None
+    born: Secret[datetime] | None = None
+
+
+class Revealed(Event, type="encoding.revealed", version=1):
+    password: SecretStr
+
+    @field_serializer("password")
+    def reveal(self, password: SecretStr) -> str:
+        return password.get_secret_value()
+
+
+@pytest.mark.parametrize(
+    ("event", "where"),
+    [
+        (Opened(accounts=(Account(password=SecretStr(SECRET)),)), "payload.accounts[0].password"),
+        (Opened(pin=SecretBytes(b"1234")), "payload.pin"),
+        (Opened(born=Secret(datetime(2026, 1, 1, tzinfo=UTC))), "payload.born"),
+    ],
+)
+def test_a_secret_is_not_sent_as_asterisks(event: Event, where: str) -> None:
+    with pytest.raises(InvalidEvent, match="asterisks") as refused:
+        encode(event)
+    assert where in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_secret_that_is_written_is_sent_and_so_are_asterisks() -> None:
+    assert SECRET in encode(Revealed(password=SecretStr(SECRET))).payload
+    assert encode(OrderPlaced(note="**********")).payload.endswith('"**********"}')

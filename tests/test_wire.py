@@ -52,6 +52,12 @@ def test_an_entry_comes_back_as_it_was_written() -> None:
     assert entry == decode_body("orders", 7, BODY.encode())
 
 
+@pytest.mark.parametrize("number", [2**64 + 1, -(2**63) - 1, 10**100])
+def test_numbers_of_more_than_64_bits_come_back_exactly(number: int) -> None:
+    body = BODY.replace('"two\\nlines"', str(number))
+    assert decode_body("orders", 7, body.encode()).plain_payload() == {"note": number}
+
+
 @given(st.binary())
 def test_any_other_bytes_are_refused_as_malformed(raw: bytes) -> None:
     whole = encode_entry("orders", 1, BODY, KEYS)

@@ -12,7 +12,7 @@ import orjson
 import pydantic_core
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
 
-from penstock.core.encoding import encode_plain, is_unstorable_text, require_size
+from penstock.core.encoding import encode_plain, is_unstorable_text, require_size, require_unmasked
 from penstock.core.require import require
 from penstock.core.sealing import Box
 from penstock.core.settings import MEBIBYTE
@@ -101,6 +101,7 @@ class ResultFormat:
         """The result as JSON that can be read back. Raises ResultUnkeepable."""
         try:
             encoded = encode_plain(self._plain(value), "it", "result")
+            require_unmasked(encoded, value, "it", "result")
             require_size(encoded, RESULT_BYTES_MAX, "it", "result")
             if self._adapter is not None:
                 self._adapter.validate_json(encoded)

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import orjson
 import pydantic_core
+from pydantic import Secret, SecretBytes, SecretStr, TypeAdapter
 
 from penstock.core.events import Event
 from penstock.errors import InvalidEvent
@@ -24,6 +25,9 @@ PATH_LENGTH_MAX: Final = 200
 _WITHOUT_FLOATS = frozenset({str, int, bool, type(None), datetime, date, UUID})
 # A \u0000 whose backslash is not itself escaped.
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+_MASK = b"**********"
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def encode_typed(event: Event, event_type: str) -> bytes:
@@ -38,6 +42,7 @@ def encode_typed(event: Event, event_type: str) -> bytes:
     if b"null" in encoded:
         _require_numbers(_plain(event), what, "payload")
     _require_readable(encoded, what, "payload", lambda: _plain(event))
+    require_unmasked(encoded, event, what, "payload")
     return encoded
 
 
@@ -74,6 +79,19 @@ def _require_readable(encoded: bytes, what: str, root: str, value: Callable[[], 
                 f"{what} is nested deeper than {DEPTH_MAX} levels, which no reader would accept. "
                 "Nothing was sent; flatten it."
             ) from None
+
+
+def require_unmasked(encoded: bytes, value: Any, what: str, root: str) -> None:
+    """Raise InvalidEvent for a secret of pydantic's that has become asterisks in JSON."""
+    if _MASK not in encoded:
+        return
+    path = _first_path(_ANYTHING.dump_python(value), root, _is_secret)
+    if path is not None:
+        raise InvalidEvent(
+            f"{what} holds a secret at {path}, of which pydantic writes asterisks only. Nothing "
+            "was sent; declare it as what it is in a confidential stream (docs/POLICY.md), or "
+            "write a field_serializer for it."
+        )
 
 
 def _require_numbers(value: Any, what: str, root: str) -> None:
@@ -149,6 +167,10 @@ def _field_that_fails(event: Event) -> str | None:
         except (ValueError, TypeError, RecursionError):
             return f"payload.{name}"
     return None
+
+
+def _is_secret(value: Any) -> bool:
+    return isinstance(value, SecretStr | SecretBytes | Secret)
 
 
 def _is_not_a_number(value: Any) -> bool:

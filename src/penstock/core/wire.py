@@ -7,6 +7,7 @@ version, id of the MAC key, MAC. What follows is the body, one field a line, pri
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ KIND_HOLE = b"hole"
 _BODY_FIELDS = 12
 _HOLE_FIELDS = 4
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -86,8 +88,9 @@ class Entry(NamedTuple):
 
     def _json(self, name: str, raw: bytes) -> Any:
         try:
-            return orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
+            # orjson reads a number of more than 64 bits as a float.
+            return json.loads(raw) if _LONG_NUMBER.search(raw) else orjson.loads(raw)
+        except (ValueError, RecursionError) as error:
             raise ContractError(
                 f"The {name} of {self.stream_name}/{self.position} cannot be read: {error}"
             ) from None

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+import pydantic_core
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.core.events import Event, RawEvent
@@ -176,7 +177,7 @@ def _as_sent(event: OutgoingEvent) -> SentEvent:
         event.event_type,
         event.version,
         event.key,
-        orjson.loads(event.payload),
+        pydantic_core.from_json(event.payload),
         orjson.loads(event.metadata),
         event.event_uuid,
     )
