@@ -738,6 +738,36 @@ def test_another_databases_log_is_left_alone(settings: Settings, client: Any) ->
     assert_published(settings, 3)
 
 
+@pytest.mark.parametrize("key", ["penstock:{orders}:log", "penstock:{orders}:meta"])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_something_else_in_the_place_of_the_log_is_as_good_as_no_log(
+    settings: Settings, client: Any, key: str, is_early: bool
+) -> None:
+    count = 3 if is_early else 5
+    with worker(settings) as publisher, told(signals.ServerLost, signals.ServerFound) as said:
+        if not is_early:
+            send(settings.database_url, "orders", 2)
+            publisher.publish_all()
+        client.delete(key)
+        client.lpush(key, "mine")
+        send(settings.database_url, "orders", 3)
+        send(settings.database_url, "others", 3)
+        # Positions are the truth and go on; nothing is touched.
+        wait_until(
+            lambda: publisher.step() >= 0 and len(positions(settings)) == count,
+            what="all are numbered",
+        )
+        assert client.lrange(key, 0, -1) == [b"mine"]
+        assert_published(settings, 3, "others")
+        client.delete(key)
+        wait_until(lambda: publisher.step() >= 0 and len(said) > 1, what="the log is there again")
+    assert hot_ids(settings.redis_url or "", "orders")[-3:] == ids(count - 2, count)
+    assert [(type(each), each.server) for each in said] == [
+        (signals.ServerLost, "the hot log of orders"),
+        (signals.ServerFound, "the hot log of orders"),
+    ]
+
+
 def test_a_term_that_postgres_has_forgotten_is_passed_by_taking_new_ones(
     settings: Settings, client: Any
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.leases import Lease
@@ -16,6 +16,7 @@ from penstock.pipeline.leasing import Connection
 from penstock.stores.hot_log import Fence, HotLog, HotLogClosed, HotLogGap
 from penstock.stores.key_copies import KeyCopies, KeyShelf
 from penstock.stores.mac_keys import keys_for
+from penstock.stores.outage import Outage
 from penstock.stores.outbox import Outbox
 from penstock.stores.streams import Streams
 from penstock.telemetry import signals, tracing
@@ -44,6 +45,11 @@ class Publication:
     """Whether to look below the id floor at the next numbering."""
     refusal: str | None = None
     retry_at: float = 0.0
+    obstacle: Outage = field(init=False)
+    """Something else in the place of the hot log, which is then as good as away."""
+
+    def __post_init__(self) -> None:
+        self.obstacle = Outage("publisher", f"the hot log of {self.stream_name}")
 
     @property
     def stream_name(self) -> str:

@@ -232,8 +232,9 @@ class Publisher:
         for publication in self._publications.values():
             publication.is_unchecked = True
             publication.needs_sweep = publication.stream_name in waiting
-            if self._redis.is_going_on:
-                self._backlog.look(publication, self._redis.reason)
+            for outage in (self._redis, publication.obstacle):
+                if outage.is_going_on:
+                    self._backlog.look(publication, outage.reason)
 
     def _adopt(self, lease: Lease) -> None:
         state = self._streams.read(self._connection, lease.stream_name)
@@ -260,7 +261,7 @@ class Publisher:
         except LeaseLost:
             self._lose(publication)
             return 0
-        except (StreamForeign, HotLogUnusable) as error:
+        except StreamForeign as error:
             self._refuse(publication, str(error))
             return 0
         if moved != QUIET_EVENTS_MAX:
@@ -295,17 +296,19 @@ class Publisher:
             self._writer.announce(publication, rows)
             return 0
         is_due = rows or publication.is_behind or publication.is_unchecked
-        if not (is_due and self._redis.is_worth_trying):
+        if not (is_due and self._redis.is_worth_trying and publication.obstacle.is_worth_trying):
             return 0
         try:
             refilled = self._writer.follow(publication, rows)
-        except (StreamForeign, HotLogUnusable):
+        except StreamForeign:
             raise
         except (ServerUnavailable, ServerUnsuitable) as error:
             # Positions are the truth and go on; the log is filled when the server is back.
-            self._redis.begin(error)
+            is_alone = isinstance(error, HotLogUnusable)
+            (publication.obstacle if is_alone else self._redis).begin(error)
             return 0
         self._redis.end()
+        publication.obstacle.end()
         return refilled
 
     def _lose(self, publication: Publication) -> None:
@@ -324,8 +327,9 @@ class Publisher:
 
     def _seconds_until_next_duty(self) -> float:
         seconds = min(self._settings.poll_seconds, self._next_sweep_at - time.monotonic())
-        if any(p.is_behind and p.refusal is None for p in self._publications.values()):
-            seconds = min(seconds, max(self._redis.pause_seconds, FOLLOW_UP_SECONDS))
+        for behind in (p for p in self._publications.values() if p.is_behind and not p.refusal):
+            pause = max(self._redis.pause_seconds, behind.obstacle.pause_seconds)
+            seconds = min(seconds, max(pause, FOLLOW_UP_SECONDS))
         return max(seconds, 0.0)
 
     def _wakeup_that_hears(self, stop: threading.Event) -> Wakeup | None:
