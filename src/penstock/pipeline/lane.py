@@ -249,8 +249,11 @@ class Lane:
 
     def _settle(self, batch: Batch, lease: Lease) -> Progress:
         with self._unsealing.openable(batch) as openable:
+            if openable.batch is None and batch.is_parked:
+                self._parking.put_off(batch, openable.reason, BLOCKED_PAUSE_SECONDS)
+                return AGAIN
             if openable.batch is None:
-                self._queue_of(batch).appendleft(batch)
+                self._live.appendleft(batch)
                 return self._blocked(batch.first, openable.reason)
             if (rest := openable.rest) is not None:
                 self._queue_of(batch).appendleft(rest)
@@ -311,9 +314,7 @@ class Lane:
             return AGAIN
         return self._judge(queue.popleft(), lease, failure.error)
 
-    def _judge(
-        self, batch: Batch, lease: Lease, failed: Exception | list[dict[str, Any]]
-    ) -> Progress:
+    def _judge(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> Progress:
         """Decide on one event that failed, or that has ended its processes."""
         try:
             self._worker.run(lambda: self._workplace.judgement.carry_out(batch, lease, failed))

@@ -13,6 +13,8 @@ from penstock.core.lanes import key_hash
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
 from penstock.stores.parked import Parked, ParkedRow
+from penstock.telemetry import signals
+from penstock.telemetry.bus import emit
 
 # Somebody may redrive at any time. While he does, a lane looks more often.
 LOOK_SECONDS = 1.0
@@ -49,6 +51,8 @@ class Parking:
         self._is_new = True
         self._look_at = 0.0
         self._soon_until = 0.0
+        self._put_off: set[int] = set()
+        """Of which positions it was told that they cannot be opened."""
 
     def begin(self, *, suspects: int) -> None:
         """A lease begins. So many events may have ended the process of its last holder.
@@ -61,6 +65,7 @@ class Parking:
         self.has_any = True
         self._keys = None
         self._look_at = 0.0
+        self._put_off.clear()
 
     @property
     def blocks_stream(self) -> bool:
@@ -94,6 +99,13 @@ class Parking:
             self._keys.add(key_hash(entry.key, entry.event_uuid))
         if delay_seconds is not None:
             self._look_at = min(self._look_at, time.monotonic() + delay_seconds)
+
+    def put_off(self, batch: Batch, reason: str, seconds: float) -> None:
+        """Its time comes later, without an attempt: the others need not wait for its data key."""
+        self._parked.put_off(self.control(), self._consumer, batch, seconds)
+        if batch.first not in self._put_off:
+            self._put_off.add(batch.first)
+            emit(signals.ConsumerBlocked(self._consumer, batch.first, reason))
 
     def due(self) -> list[Batch]:
         """Batches of what may be tried now, in order; those that failed before, one by one."""

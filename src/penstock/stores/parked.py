@@ -131,6 +131,13 @@ class Parked:
         )
         return frozenset(position for (position,) in rows)
 
+    def put_off(self, connection: Connection, consumer: str, batch: Batch, seconds: float) -> None:
+        """A batch is due later, and that was no attempt."""
+        connection.execute(
+            self._sql["put_off"],
+            {"consumer": consumer, "positions": _positions(batch.entries), "seconds": seconds},
+        )
+
     def let_overtake(self, connection: Connection, consumer: str) -> None:
         """From now on nothing waits behind another."""
         connection.execute(self._sql["let_overtake"], {"consumer": consumer})

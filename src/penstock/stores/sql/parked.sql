@@ -38,6 +38,13 @@ SELECT p.position, p.entry, p.attempts, p.operation_id IS NOT NULL
     ON p.consumer = %(consumer)s AND p.position = chosen.position
  ORDER BY p.position
 
+-- name: put_off
+-- Those that are due; what waits behind another has no time of its own.
+UPDATE events.parked_event
+   SET next_attempt_at = clock_timestamp() + make_interval(secs => %(seconds)s)
+ WHERE consumer = %(consumer)s AND position = ANY(%(positions)s::bigint[])
+   AND next_attempt_at IS NOT NULL
+
 -- name: let_overtake
 -- A consumer that keeps no order any more: whatever waits behind another is due by itself.
 UPDATE events.parked_event SET next_attempt_at = clock_timestamp()
