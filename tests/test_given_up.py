@@ -161,6 +161,18 @@ def test_a_handler_that_swallows_an_interrupt(
     assert effects_of(database_url, handle) == ALL
 
 
+def test_a_handler_that_leaves_its_session_unable_to_write(database_url: str) -> None:
+    """Even to set the event aside; a new connection has none of it."""
+    once = Once(SECOND)
+
+    def handle(event: Placed, session: Session) -> None:
+        if once.now(event):
+            session.execute(text("SET default_transaction_read_only = on"))
+        session.execute(INSERT, {"n": event.n})
+
+    assert effects_of(database_url, handle, batch_size=1) == ALL
+
+
 # ── async handlers ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from penstock import CommitInTransactionError, Context, Event, Pipeline, StreamEvent
-from penstock.errors import UsageError
+from penstock import CommitInTransactionError, Context, Event, Pipeline, RawEvent, StreamEvent
+from penstock.errors import ContractError, UsageError
 from penstock.testing import deliver, sent
 
 
@@ -88,6 +88,13 @@ def test_what_a_handler_raises_comes_out() -> None:
 
     with pytest.raises(LookupError):
         deliver(failing, Placed(order_id=1, cents=1))
+
+
+def test_a_payload_that_does_not_fit_is_refused_as_in_production() -> None:
+    def handle(event: Placed) -> None: ...
+
+    with pytest.raises(ContractError, match="cents"):
+        deliver(handle, RawEvent("testing.placed", {"order_id": 1, "cents": "many"}))
 
 
 def test_an_async_handler_is_awaited() -> None:

@@ -195,8 +195,7 @@ class Lane:
 
     def _next_parked(self) -> Batch | None:
         if not self._parked:
-            for batch in self._parking.due():
-                self._parked += self._losses.parts(batch)
+            self._parked += [p for b in self._parking.due() for p in self._losses.parts(b)]
         return self._parked.popleft() if self._parked else None
 
     def _next_live(self) -> Batch | None:
@@ -321,6 +320,7 @@ class Lane:
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except Blocked as blocked:
+            self._renew_worker(is_doubtful=blocked.__cause__ is not None)
             self._queue_of(batch).appendleft(batch)
             return self._blocked(batch.first, str(blocked))
         if batch.is_parked:

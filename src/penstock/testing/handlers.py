@@ -10,9 +10,11 @@ from uuid import UUID
 
 import orjson
 import pydantic_core
+from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.core.events import Event, RawEvent
+from penstock.core.failures import as_contract_error
 from penstock.core.handlers import require_done
 from penstock.core.outgoing import UNSET, Limits, OutgoingEvent, encode_event
 from penstock.core.settings import MEBIBYTE
@@ -84,7 +86,10 @@ def deliver(
         ),
     }
     _require_lent(plan.parameters, lent)
-    argument = plan.decode(entry)
+    try:
+        argument = plan.decode(entry)
+    except ValidationError as error:
+        raise as_contract_error(error, entry.event_type) from None
     arguments = [
         ([argument] if plan.is_batch else argument) if view is None else lent[view]
         for view in plan.parameters
