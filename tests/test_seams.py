@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from penstock import Pipeline
+from penstock import Pipeline, Retry
 from penstock.errors import RegistrationError, ServerUnavailable, ServerUnsuitable, UsageError
 from tests.events import Placed
 from tests.test_redis_log import fake_server
@@ -79,6 +80,32 @@ def test_handlers_get_the_applications_own_sessions_in_its_own_surroundings(
         wait_until(lambda: bool(seen), what="the event is handled")
     assert seen == [True]
     assert surroundings
+    pipeline.engine.dispose()
+
+
+def test_surroundings_that_swallow_errors_swallow_no_event(
+    database_url: str, redis_url: str
+) -> None:
+    calls: list[int] = []
+
+    def handle(event: Placed, session: Session) -> None:
+        calls.append(event.n)
+        if calls.count(event.n) == 1:
+            raise LookupError
+
+    pipeline = Pipeline(
+        "shop",
+        database_url=database_url,
+        redis_url=redis_url,
+        around=lambda: suppress(Exception),
+    )
+    retry = Retry.fixed(seconds=0.02)
+    pipeline.consumer("orders", name="bill", retry=retry)(handle)
+    pipeline.timer("reminders", retry=retry)(handle)
+    pipeline.send_now("orders", Placed(n=1))
+    pipeline.timers.publish({"n": 2}, "reminders", activate_in=timedelta())
+    with working(pipeline, "publisher", "consumer:bill", "timer:reminders"):
+        wait_until(lambda: sorted(calls) == [1, 1, 2, 2], what="both are handled")
     pipeline.engine.dispose()
 
 

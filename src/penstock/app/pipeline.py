@@ -43,6 +43,7 @@ from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.core.wire import Entry
 from penstock.pipeline.rehearsal import Rehearsal
+from penstock.pipeline.seams import insisting
 from penstock.pipeline.sending import Sender
 from penstock.pipeline.signature import read_signature
 from penstock.pipeline.transaction_buffer import watch
@@ -79,7 +80,7 @@ class Pipeline(TimerHandlers, TimerSurface):
         self._arguments = {"database_url": database_url, "redis_url": redis_url, **settings}
         self._registry = Registry(name, strict=strict)
         self._session_factory = session_factory
-        self._around = around
+        self._around = insisting(around)
 
     # ── settings and connections, made at first use so that importing costs nothing ───────────
 

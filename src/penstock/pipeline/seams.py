@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,31 @@ from penstock.core.trouble import Trouble
 from penstock.pipeline.effects import OnceCaller
 from penstock.stores.stream_keys import StreamKeys
 from penstock.stores.worker_connection import WorkerConnection
+
+
+def insisting(
+    around: Callable[[], AbstractContextManager[Any]],
+) -> Callable[[], AbstractContextManager[Any]]:
+    """The same surroundings; whatever goes wrong inside comes out, also if they swallow it.
+
+    What was rolled back would count as handled otherwise.
+    """
+    if around is nullcontext:
+        return around
+
+    @contextmanager
+    def surroundings() -> Iterator[None]:
+        failure: BaseException | None = None
+        with around():
+            try:
+                yield
+            except BaseException as error:
+                failure = error
+                raise
+        if failure is not None:
+            raise failure
+
+    return surroundings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

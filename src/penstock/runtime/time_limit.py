@@ -94,8 +94,8 @@ class TimeLimit:
     def _timeout(self) -> HandlerTimeout:
         return HandlerTimeout(
             f"The handler of {self.consumer} exceeded its timeout_seconds={self.seconds:g}. "
-            "Its transaction is rolled back, so nothing of it happened, and the event is tried "
-            "again. Make the handler faster, or raise timeout_seconds."
+            "Its transaction is rolled back, so nothing of it happened, and its retry policy says "
+            "what follows. Make the handler faster, or raise timeout_seconds."
         )
 
 

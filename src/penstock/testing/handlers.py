@@ -23,7 +23,7 @@ from penstock.errors import UsageError
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
 from penstock.pipeline.sending import peek_pending
-from penstock.pipeline.signature import View, read_signature
+from penstock.pipeline.signature import HandlerPlan, View, read_signature
 from penstock.stores.guard import Guard, guard_session, unguard_session
 from penstock.stores.identity import new_event_uuid
 from penstock.testing.effects import RememberedEffects
@@ -86,10 +86,7 @@ def deliver(
         ),
     }
     _require_lent(plan.parameters, lent)
-    try:
-        argument = plan.decode(entry)
-    except ValidationError as error:
-        raise as_contract_error(error, entry.event_type) from None
+    argument = _decoded(plan, entry)
     arguments = [
         ([argument] if plan.is_batch else argument) if view is None else lent[view]
         for view in plan.parameters
@@ -132,6 +129,13 @@ def _as_worker(session: Any, entry: Entry) -> Iterator[Guard]:
         if guarded is not None:
             unguard_session(guarded)
         current_handling.reset(token)
+
+
+def _decoded(plan: HandlerPlan, entry: Entry) -> Any:
+    try:
+        return plan.decode(entry)
+    except ValidationError as error:
+        raise as_contract_error(error, entry.event_type) from None
 
 
 def _require_lent(parameters: tuple[View | None, ...], lent: dict[View, Any]) -> None:
