@@ -15,9 +15,28 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+# What comes from a proxy, a portal or a broken server in the place of an answer, with code 200.
+WRONG_BODIES: dict[str, bytes] = {
+    "a page": b"<html>Sign in to this network</html>",
+    "nothing": b"",
+    "an empty object": b"{}",
+    "a list": b"[]",
+    "no text": b"\xff\xfe{",
+    "half of it": b'{"Plaintext": "AAAA',
+    "a short key": b'{"Plaintext": "AAAAAAAAAAAAAAAAAAAAAA==", "CiphertextBlob": "", "KeyId": "a"}',
+    "no base64": b'{"Plaintext": "abc", "CiphertextBlob": "abc", "KeyId": "a"}',
+    "a number": b'{"Plaintext": 7, "CiphertextBlob": 7, "KeyId": 7}',
+}
+_ERRORS: dict[str, tuple[int, Any]] = {
+    "refuse": (400, {"__type": "AccessDeniedException", "Message": "no longer yours"}),
+    "fail": (500, {"__type": "KMSInternalException", "Message": "not now"}),
+    "throttle": (429, b"slow down"),
+    "stop at the gate": (403, b"<html>Not from here</html>"),
+}
+
 
 class FakeKms:
-    """One wrapping key. `answer` is what it does: serve, refuse, or fail."""
+    """One wrapping key. `answer` is what it does: serve, one of _ERRORS, or of WRONG_BODIES."""
 
     def __init__(self) -> None:
         self.arn = f"arn:aws:kms:eu-west-1:000000000000:key/{uuid.uuid4()}"
@@ -25,13 +44,13 @@ class FakeKms:
         self.asked: list[str] = []
         self._cipher = AESGCM(AESGCM.generate_key(256))
 
-    def handle(self, target: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def handle(self, target: str, request: dict[str, Any]) -> tuple[int, Any]:
         action = target.rpartition(".")[2]
         self.asked.append(action)
-        if self.answer == "refuse":
-            return 400, {"__type": "AccessDeniedException", "Message": "no longer yours"}
-        if self.answer == "fail":
-            return 500, {"__type": "KMSInternalException", "Message": "not now"}
+        if self.answer in WRONG_BODIES:
+            return 200, WRONG_BODIES[self.answer]
+        if self.answer in _ERRORS:
+            return _ERRORS[self.answer]
         context = json.dumps(request.get("EncryptionContext", {}), sort_keys=True).encode()
         if action == "Decrypt":
             wrapped = base64.b64decode(request["CiphertextBlob"])
@@ -61,7 +80,7 @@ def running_kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKms]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status, answer = kms.handle(self.headers["X-Amz-Target"], json.loads(body))
-            raw = json.dumps(answer).encode()
+            raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(raw)))

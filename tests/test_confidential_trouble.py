@@ -120,7 +120,7 @@ def test_nobody_seals_with_a_key_that_is_shredded_meanwhile(vault: Vault) -> Non
     assert vault.row("SELECT count(*) FROM events.outbox_event") == (2,)
 
 
-@pytest.mark.parametrize("answer", ["fail", "refuse"])
+@pytest.mark.parametrize("answer", ["fail", "refuse", "a page", "a short key"])
 def test_a_consumer_waits_for_its_key_and_counts_no_attempt(
     guarded: Vault, kms: FakeKms, answer: str
 ) -> None:
@@ -139,10 +139,11 @@ def test_a_consumer_waits_for_its_key_and_counts_no_attempt(
     assert guarded.row("SELECT count(*) FROM events.parked_event") == (0,)
 
 
+@pytest.mark.parametrize("answer", ["fail", "a page"])
 def test_while_the_kms_is_away_senders_get_a_clear_error_and_known_keys_go_on(
-    guarded: Vault, kms: FakeKms
+    guarded: Vault, kms: FakeKms, answer: str
 ) -> None:
-    kms.answer = "fail"
+    kms.answer = answer
     with pytest.raises(KeyUnavailable, match=f"Nothing was sent to '{STREAM}'"):
         guarded.send("one")
     kms.answer = "serve"
@@ -158,6 +159,17 @@ def test_while_the_kms_is_away_senders_get_a_clear_error_and_known_keys_go_on(
     kms.answer = "fail"
     guarded.send("three")
     assert guarded.row("SELECT count(*), count(key_id) FROM events.outbox_event") == (2, 2)
+
+
+def test_an_operator_is_told_that_something_answers_in_the_place_of_the_kms(
+    guarded: Vault, kms: FakeKms, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    penstock = Penstock(tmp_path, {"PENSTOCK_DATABASE_URL": guarded.database_url}, capsys)
+    kms.answer = "a page"
+    for command in ("rotate", "rewrap"):
+        said = penstock("policy", command, STREAM, code=1).stderr
+        assert "no answer of a KMS" in said
+    assert guarded.row("SELECT count(*) FROM events.data_key") == (2,)
 
 
 def fail_with(diagnosis: str, kind: type[Exception]) -> None:

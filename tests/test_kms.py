@@ -17,7 +17,7 @@ from penstock.stores.kms import kms_for, wrapping_context
 from penstock.stores.kms.key_file import KeyFile
 from penstock.stores.unwrapping import Unwrapping
 from penstock.telemetry import signals
-from tests.fake_kms import FakeKms, lead_to, running_kms
+from tests.fake_kms import WRONG_BODIES, FakeKms, lead_to, running_kms
 from tests.test_consumer import heard
 
 ORDERS = wrapping_context("orders", 1)
@@ -60,6 +60,33 @@ def test_a_kms_that_is_not_there_is_not_one_that_refuses(monkeypatch: pytest.Mon
         kms_for("alias/away").generate(ORDERS)
 
 
+@pytest.mark.parametrize("body", WRONG_BODIES)
+def test_an_answer_that_is_none_is_not_believed_and_not_taken_for_a_no(
+    fake: FakeKms, body: str
+) -> None:
+    kms = kms_for(fake.arn)
+    new = kms.generate(ORDERS)
+    fake.answer = body
+    for asked in (
+        lambda: kms.generate(ORDERS),
+        lambda: kms.wrap(new.secret, ORDERS),
+        lambda: kms.unwrap(new.wrapped, ORDERS),
+    ):
+        with pytest.raises(KeyUnavailable, match="cannot be asked"):
+            asked()
+
+
+def test_a_refusal_names_the_right_that_is_missing(fake: FakeKms) -> None:
+    kms = kms_for(fake.arn)
+    fake.answer = "refuse"
+    with pytest.raises(KeyRefused, match="role kms:GenerateDataKey on"):
+        kms.generate(ORDERS)
+    with pytest.raises(KeyRefused, match="role kms:Encrypt on"):
+        kms.wrap(b"x" * 32, ORDERS)
+    with pytest.raises(KeyRefused, match="role kms:Decrypt on"):
+        kms.unwrap(b"x", ORDERS)
+
+
 def test_a_key_file_is_its_owners_and_wraps_for_one_stream(tmp_path: Path) -> None:
     path = tmp_path / "key"
     assert KeyFile(str(path)).create()
@@ -77,6 +104,8 @@ def test_a_key_file_is_its_owners_and_wraps_for_one_stream(tmp_path: Path) -> No
     path.write_text("short")
     with pytest.raises(KeyRefused, match="holds no key"):
         kms.unwrap(new.wrapped, ORDERS)
+    with pytest.raises(KeyRefused, match="cannot be made"):
+        KeyFile(str(path / "key")).create()
     path.unlink()
     with pytest.raises(KeyRefused, match="cannot be read"):
         kms.unwrap(new.wrapped, ORDERS)
@@ -114,13 +143,14 @@ def test_the_kms_is_asked_once_and_again_when_the_key_is_old(
     assert fake.asked == ["Decrypt"] * 2
 
 
+@pytest.mark.parametrize("answer", ["fail", "throttle", "stop at the gate", *WRONG_BODIES])
 def test_while_the_kms_is_away_a_known_key_goes_on_for_a_while_and_no_other(
-    fake: FakeKms, wrapped: WrappedKey
+    fake: FakeKms, wrapped: WrappedKey, answer: str
 ) -> None:
     clock = Clock()
     keys = Unwrapping(clock)
     first = keys.key(wrapped)
-    fake.answer = "fail"
+    fake.answer = answer
     clock.now = KEY_SECONDS
     with heard(signals.KeyOutlived) as outlived:
         assert keys.key(wrapped) is first

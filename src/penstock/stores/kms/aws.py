@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.sealing import KEY_BYTES
 from penstock.errors import ExtraMissing, KeyRefused, KeyUnavailable
 from penstock.stores.kms.protocol import Context, NewKey
 
@@ -28,7 +29,7 @@ _PASSING_CODES: Final = frozenset(
         "ThrottlingException",
     }
 )
-_SERVER_ERROR: Final = 500
+_PASSING_STATUSES: Final = frozenset({429, *range(500, 600)})
 
 
 class AwsKms:
@@ -42,40 +43,62 @@ class AwsKms:
     def generate(self, context: Context) -> NewKey:
         """A new data key, wrapped for the context."""
         answer = self._ask(
+            "kms:GenerateDataKey",
             lambda kms: kms.generate_data_key(
                 KeyId=self._key, KeySpec="AES_256", EncryptionContext=context
-            )
+            ),
         )
-        return NewKey(answer["Plaintext"], answer["CiphertextBlob"], answer["KeyId"])
+        return self._new(self._secret_of(answer), answer)
 
     def wrap(self, secret: bytes, context: Context) -> NewKey:
         """A data key that exists, wrapped for the context."""
         answer = self._ask(
-            lambda kms: kms.encrypt(KeyId=self._key, Plaintext=secret, EncryptionContext=context)
+            "kms:Encrypt",
+            lambda kms: kms.encrypt(KeyId=self._key, Plaintext=secret, EncryptionContext=context),
         )
-        return NewKey(secret, answer["CiphertextBlob"], answer["KeyId"])
+        return self._new(secret, answer)
 
     def unwrap(self, wrapped: bytes, context: Context) -> bytes:
         """The data key. Only for the context that it was wrapped for."""
         answer = self._ask(
+            "kms:Decrypt",
             lambda kms: kms.decrypt(
                 KeyId=self._key, CiphertextBlob=wrapped, EncryptionContext=context
-            )
+            ),
         )
-        secret: bytes = answer["Plaintext"]
-        return secret
+        return self._secret_of(answer)
 
-    def _ask(self, question: Callable[[KMSClient], Any]) -> Any:
+    def _ask(self, right: str, question: Callable[[KMSClient], Any]) -> dict[str, Any]:
         try:
             from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - an extra
+            from botocore.parsers import ResponseParserError  # noqa: PLC0415
         except ImportError:
             raise ExtraMissing("AWS KMS", "boto3", "aws") from None
         try:
-            return question(self._client())
+            answer: dict[str, Any] = question(self._client())
         except ClientError as error:
-            raise self._translated(error) from error
-        except BotoCoreError as error:
+            raise self._translated(error, right) from error
+        except (BotoCoreError, ResponseParserError) as error:
             raise self._unavailable(str(error)) from error
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
+            # The parser meets a body that is no answer of a KMS with whatever that comes to.
+            raise self._no_answer(f"{type(error).__name__}: {error}") from error
+        return answer
+
+    def _new(self, secret: bytes, answer: dict[str, Any]) -> NewKey:
+        wrapped, key_id = answer.get("CiphertextBlob"), answer.get("KeyId")
+        if not (isinstance(wrapped, bytes) and wrapped):
+            raise self._no_answer("it has no wrapped key")
+        # Recorded with the data key, which is lost if nobody can be asked by that name.
+        if not (isinstance(key_id, str) and key_id.startswith("arn:aws")):
+            raise self._no_answer("it names no key by its ARN")
+        return NewKey(secret, wrapped, key_id)
+
+    def _secret_of(self, answer: dict[str, Any]) -> bytes:
+        secret = answer.get("Plaintext")
+        if not (isinstance(secret, bytes) and len(secret) == KEY_BYTES):
+            raise self._no_answer(f"it has no key of {KEY_BYTES} bytes")
+        return secret
 
     def _client(self) -> KMSClient:
         # Making a client is not safe in several threads at once; using one is.
@@ -95,15 +118,23 @@ class AwsKms:
                 )
             return self._made
 
-    def _translated(self, error: Any) -> KeyRefused | KeyUnavailable:
+    def _translated(self, error: Any, right: str) -> KeyRefused | KeyUnavailable:
         code = error.response.get("Error", {}).get("Code", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _PASSING_CODES or status >= _SERVER_ERROR:
+        # Without a code of its own it is no word of the KMS, but of something on the way to it.
+        is_foreign = code in ("", str(status))
+        if is_foreign or code in _PASSING_CODES or status in _PASSING_STATUSES:
             return self._unavailable(str(error))
         return KeyRefused(
             f"KMS refuses to use {self._key}: {error}. Nothing was sealed or opened. Give this "
-            "program's role kms:Decrypt on the key, or enable the key again; a wrapped key that "
+            f"program's role {right} on the key, or enable the key again; a wrapped key that "
             "was altered, or belongs to another stream or version, is refused too."
+        )
+
+    def _no_answer(self, why: str) -> KeyUnavailable:
+        return self._unavailable(
+            f"what came back is no answer of a KMS ({why}); see whether AWS_ENDPOINT_URL leads to "
+            "one, and whether a proxy answers in its place"
         )
 
     def _unavailable(self, why: str) -> KeyUnavailable:

@@ -28,11 +28,16 @@ class KeyFile:
         self._path = Path(path)
 
     def create(self) -> bool:
-        """Make the file unless there is one; returns whether it was made."""
+        """Make the file unless there is one; returns whether it was made. Raises KeyRefused."""
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
         except FileExistsError:
             return False
+        except OSError as error:
+            raise KeyRefused(
+                f"The key file {self._path} cannot be made: {error.strerror}. Nothing was sealed "
+                "or opened; name a place in a folder that is there and this user's."
+            ) from error
         with os.fdopen(descriptor, "wb") as file:
             file.write(base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
             file.flush()
