@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,41 @@ def test_a_store_that_is_away_is_said_once_and_loses_nothing(
         running.archive_all()
     assert [type(signal) for signal in heard] == [signals.ServerLost, signals.ServerFound]
     assert ranges(settings) == [(1, 10), (11, 20)]
+
+
+@pytest.mark.parametrize("is_mount_point_left", [True, False])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_folder_that_lost_its_volume_is_waited_for_and_not_begun_anew(
+    settings: Settings, tiers: Tiers, *, is_mount_point_left: bool, is_running: bool
+) -> None:
+    publish(settings, 10)
+    folder = Path(str(settings.archive_url))
+    away = folder.with_name("volume")
+    with ExitStack() as stack:
+        first = stack.enter_context(archiver(settings))
+        first.archive_all()
+        folder.rename(away)
+        if is_mount_point_left:
+            folder.mkdir()
+        # A stream that has never been archived is none of the place's either.
+        publish(settings, 10, "returns")
+        publish(settings, 10)
+        running = first if is_running else stack.enter_context(archiver(settings))
+        if not is_running:
+            expire(settings.database_url)
+        with told(signals.ServerLost) as lost:
+            for _ in range(3):
+                assert running.step() == 0
+                running.archiver._outage._retry_at = 0.0
+        assert [signal for signal in lost if "mounted" in signal.error]
+        with pytest.raises(ServerUnavailable):
+            tiers()[0].read(0, 10)
+        assert not folder.exists() or not list(folder.iterdir())
+        shutil.rmtree(folder, ignore_errors=True)
+        away.rename(folder)
+        running.archive_all()
+    assert ranges(settings) == [(1, 10), (11, 20)]
+    assert ranges(settings, "returns") == [(1, 10)]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: b"x" + data[1:], None])

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import boto3
 import pytest
+import urllib3
 from moto.server import ThreadedMotoServer
 
 from penstock.errors import ServerUnavailable
@@ -23,7 +24,7 @@ from tests.archiving import (
     warm_rows,
 )
 from tests.proxy import Proxy
-from tests.publishing import Crash, at, crash
+from tests.publishing import Crash, at, crash, told
 
 BUCKET = "penstock-test"
 URL = f"s3://{BUCKET}/some/prefix"
@@ -88,6 +89,34 @@ def test_a_crash_behind_the_store_is_survived(s3: str, database_url: str) -> Non
     tier = source_cold_tier(s3, STREAM)
     rows = [row for after in (0, 10, 20) for row in tier.read(after, 100)]
     assert rows == warm_rows(database_url)
+
+
+def test_a_store_that_takes_rights_away_is_waited_for(
+    s3: str, endpoint: str, database_url: str
+) -> None:
+    def let_in(requests: str) -> None:
+        urllib3.request("POST", f"{endpoint}/moto-api/reset-auth", body=requests)
+
+    settings = settings_for(database_url, s3)
+    publish(settings, 20)
+    with told(signals.ServerLost) as lost, archiver(settings) as running:
+        assert running.step() == 10
+        let_in("0")
+        try:
+            for _ in range(3):
+                assert running.step() == 0
+                running.archiver._outage._retry_at = 0.0
+        finally:
+            let_in("inf")
+        running.archive_all()
+    assert ["rights" in signal.error for signal in lost] == [True]
+    assert ranges(settings) == [(1, 10), (11, 20)]
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_object(s3: str) -> None:
+    assert open_store(s3).get("orders/x") is None
+    with pytest.raises(ServerUnavailable, match="bucket"):
+        open_store("s3://penstock-nobodys/x").get("orders/x")
 
 
 def test_a_store_behind_a_broken_network_is_waited_for(

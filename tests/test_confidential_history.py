@@ -17,6 +17,7 @@ import zstandard
 from penstock.core.settings import Settings
 from penstock.ops.policy_keys import rotate, shred
 from penstock.stores import sealing
+from penstock.stores.data_keys import DataKeys
 from penstock.stores.mac_keys import MacKeyTable
 from penstock.stores.servers import Servers
 from penstock.telemetry import signals
@@ -104,6 +105,33 @@ def test_a_consumer_reads_and_opens_what_only_the_archive_has(vault: Vault) -> N
     with vault.working(noting(seen)):
         vault.wait_for_outcomes(*["handled"] * 3)
     assert seen == ["one", "two", "three"]
+
+
+def test_keys_beside_the_archive_that_do_not_open_it_are_found(
+    vault: Vault, archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {
+        "PENSTOCK_DATABASE_URL": vault.database_url,
+        "PENSTOCK_ARCHIVE_URL": str(archive),
+    }
+    penstock = Penstock(tmp_path, variables, capsys)
+    vault.send("one")
+    archived(vault, 1)
+    copy = archive / STREAM / "keys.json"
+    former = copy.read_bytes()
+    # A key that has sealed nothing here may be on its way.
+    DataKeys().rotate(vault.connection, STREAM)
+    penstock("archive", "verify")
+    copy.unlink()
+    assert "keys.json lacks version 1" in penstock("archive", "verify", code=1).stdout
+    copy.write_bytes(b"garbage")
+    assert "cannot be read" in penstock("archive", "verify", code=1).stdout
+    copy.write_bytes(former)
+    vault.connection.execute("UPDATE events.data_key SET wrapped_key = 'x' WHERE version = 1")
+    assert "as the database" in penstock("archive", "verify", code=1).stdout
+    sealing.forget()
+    DataKeys().shred(vault.connection, STREAM, 1)
+    assert "shredded" in penstock("archive", "verify", code=1).stdout
 
 
 @pytest.mark.parametrize("way", [pytest.param("archive", marks=pytest.mark.long), "database"])

@@ -118,7 +118,7 @@ def parse_manifest(stream_name: str, raw: bytes) -> list[ArchivedObject]:
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArchiveDamaged(
             f"{manifest_name(stream_name)} in the archive cannot be read: {error}. Nothing was "
-            "skipped. The archiver writes it again after its next object, and when it starts."
+            "skipped. The archiver writes it again after its next object."
         ) from None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from penstock.core.archive import ArchivedObject, ArchivePlan
 from penstock.core.wire import Entry, Hole
+from penstock.core.wrapped_keys import WrappedKey
 
 
 def chain_faults(objects: Sequence[ArchivedObject], checkpoint: int) -> list[str]:
@@ -75,3 +76,23 @@ def manifest_faults(
         f"{len(objects):,} up to {due}, or they describe them differently"
     )
     return [fault]
+
+
+def key_faults(
+    used: Collection[str], keys: Iterable[WrappedKey], copied: Iterable[WrappedKey]
+) -> list[str]:
+    """Where the keys beside an archive do not open what is in it, or outlive being shredded.
+
+    A key that nothing archived is sealed with may be on its way there.
+    """
+    beside = {key.key_id: key for key in copied}
+    faults = []
+    for key in keys:
+        copy = beside.get(key.key_id)
+        if copy is None and key.key_id in used:
+            faults.append(f"keys.json lacks version {key.version}, which archived events need")
+        elif copy is not None and key.is_shredded and not copy.is_shredded:
+            faults.append(f"keys.json still holds version {key.version}, which was shredded")
+        elif copy is not None and key.key_id in used and copy != key:
+            faults.append(f"keys.json does not have version {key.version} as the database has it")
+    return faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from penstock.core.archive import ArchivedObject, ArchivePlan, folder_of, range_
 from penstock.core.archive_audit import (
     chain_faults,
     content_faults,
+    key_faults,
     listing_faults,
     manifest_faults,
 )
 from penstock.core.archive_lines import position_of
 from penstock.core.settings import Settings
-from penstock.core.wire import decode_record
+from penstock.core.wire import Entry, decode_record
+from penstock.core.wrapped_keys import decode_keys
 from penstock.errors import (
     ArchiveDamaged,
     MalformedEntry,
@@ -29,6 +31,9 @@ from penstock.errors import (
 from penstock.stores.archive import ArchiveTable
 from penstock.stores.archive_manifest import read_manifest
 from penstock.stores.archive_objects import load, unpack
+from penstock.stores.data_keys import DataKeys
+from penstock.stores.key_copies import ArchiveShelf
+from penstock.stores.mac_keys import keys_for
 from penstock.stores.objects import ObjectStore, open_store
 
 Connection = psycopg.Connection[Any]
@@ -127,9 +132,11 @@ def verify_archive(
     store = store_of(settings)
     faults = chain_faults(archive.objects, archive.checkpoint)
     faults += _store_faults(connection, settings, store, archive)
+    used: set[str] = set()
     for done, known in enumerate(archive.objects, 1):
-        faults += _object_faults(store, known)
+        faults += _object_faults(store, known, used)
         on_step(archive.stream_name, done, len(archive.objects))
+    faults += _key_faults(connection, settings, store, archive.stream_name, used)
     return ArchiveProof(
         archive.stream_name,
         len(archive.objects),
@@ -163,7 +170,28 @@ def _store_faults(
     return faults + manifest_faults(archive.objects, manifest[: len(archive.objects)])
 
 
-def _object_faults(store: ObjectStore, known: ArchivedObject) -> list[str]:
+def _key_faults(
+    connection: Connection,
+    settings: Settings,
+    store: ObjectStore,
+    stream_name: str,
+    used: Collection[str],
+) -> list[str]:
+    """Whether services without this database can open what is archived."""
+    keys = DataKeys(settings.schema).read(connection, stream_name)
+    if not keys:
+        return []
+    copy = ArchiveShelf(store).read_keys(stream_name)
+    try:
+        mac_keys = keys_for(settings, connection)
+        copied = [] if copy is None else decode_keys(stream_name, copy, mac_keys)
+    except MalformedEntry as error:
+        return [f"keys.json: {error}"]
+    return key_faults(used, keys, copied)
+
+
+def _object_faults(store: ObjectStore, known: ArchivedObject, used: set[str]) -> list[str]:
+    """What is wrong with an object; the ids of the data keys in it are added to `used`."""
     data = store.get(known.name)
     if data is None:
         # The store's list has told so.
@@ -178,6 +206,7 @@ def _object_faults(store: ObjectStore, known: ArchivedObject) -> list[str]:
         return [*faults, str(error)]
     except MalformedEntry as error:
         return [*faults, f"{known.name}: {error}"]
+    used.update(record.key_id for record in records if isinstance(record, Entry) and record.key_id)
     return faults + content_faults(known, records)
 
 

@@ -11,6 +11,7 @@ import psycopg
 
 from penstock.core.settings import Settings
 from penstock.errors import OperationRefused, ServerUnavailable, ServerUnsuitable
+from penstock.stores.archive import ArchiveTable
 from penstock.stores.data_keys import DataKeys
 from penstock.stores.key_copies import ArchiveShelf, KeyCopies
 from penstock.stores.kms import is_file, kms_for
@@ -61,7 +62,8 @@ def rewrap(
 ) -> tuple[int, tuple[Copy, ...]]:
     """Have another KMS key, or the same one anew, wrap all data keys. Returns how many it did.
 
-    Interrupted, it is safe to say again. New keys are wrapped with the new one at once.
+    Nothing is changed before the KMS key has proved itself on every data key. Interrupted, or
+    failed, say it again: until it returns, the former KMS key is needed.
     """
     policies = Policies(settings.schema)
     policy = policies.read(connection, stream_name)
@@ -75,12 +77,19 @@ def rewrap(
     if is_file(wrapping):
         assert isinstance(kms, KeyFile)
         kms.create()
-    done = DataKeys(settings.schema).rewrap(connection, stream_name, wrapping)
+    data_keys = DataKeys(settings.schema)
+    # Asked before any lock: a KMS may take its time, and whoever rotates would wait for it.
+    rewrapped = data_keys.wrapped_anew(connection, stream_name, wrapping)
     with connection.transaction():
+        policies.lock(connection)
         policies.set_wrapping_key(connection, stream_name, wrapping)
+        done = data_keys.replace(connection, rewrapped)
         _record(connection, settings, stream_name, f"rewrap with {wrapping}", by)
+    # A key that was made meanwhile has been wrapped by the former one; from here on none is.
+    while late := data_keys.wrapped_anew(connection, stream_name, wrapping, but=done):
+        done |= data_keys.replace(connection, late)
     _rewrite_table(connection, settings)
-    return done, copy_keys(connection, settings, stream_name)
+    return len(done), copy_keys(connection, settings, stream_name)
 
 
 def shred(
@@ -112,8 +121,10 @@ def copy_keys(connection: Connection, settings: Settings, stream_name: str) -> t
     if url is not None:
 
         def refresh_archive() -> None:
-            shelf = ArchiveShelf(open_store(url))
-            KeyCopies(settings, shelf).refresh(connection, [stream_name])
+            store = open_store(url)
+            # A place without its volume would take the copy, and the volume keep the former one.
+            ArchiveTable(settings.schema).require_in(store, connection)
+            KeyCopies(settings, ArchiveShelf(store)).refresh(connection, [stream_name])
 
         made.append(Copy("beside the archive", _attempt(refresh_archive)))
     return tuple(made)

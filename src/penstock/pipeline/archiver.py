@@ -42,6 +42,8 @@ from penstock.telemetry.bus import emit
 
 # New streams, free leases, and whether enough waits for an object, are looked at this often.
 LOOK_SECONDS = 1.0
+# Copies of data keys are compared this often: one that was written late may hold a shredded key.
+COPIES_SECONDS = 60.0
 # What needs a person is tried again now and then, in case one has come.
 REFUSED_RETRY_SECONDS = 10.0
 
@@ -71,7 +73,9 @@ class Archiver:
         self._archives: dict[str, StreamArchive] = {}
         self._refusals: dict[str, tuple[str, float]] = {}
         self._next_sweep_at = 0.0
+        self._next_copying_at = 0.0
         self._is_probed = False
+        self._was_probed = False
         self._store = open_store(settings.archive_url, create=True)
         self._connection = connect(settings.database_url, "penstock archiver")
         try:
@@ -91,13 +95,14 @@ class Archiver:
     def step(self) -> Progress:
         """Archive at most one object of every leased stream.
 
-        Raises ServerUnsuitable where the store cannot be trusted to keep what it has.
+        Raises ServerUnsuitable where the store cannot be used from the start.
         """
         if not self._outage.is_worth_trying or not self._probe():
             return Progress(0, pause_seconds=self._outage.pause_seconds)
         if time.monotonic() >= self._next_sweep_at:
             self._sweep()
             self._next_sweep_at = time.monotonic() + LOOK_SECONDS
+        self._copy_keys()
         moved = 0
         for archive in list(self._archives.values()):
             if self._stop_requested() or not self._outage.is_worth_trying:
@@ -132,11 +137,18 @@ class Archiver:
             return True
         try:
             with self._excused:
+                self._table.require_in(self._store, self._connection)
                 self._store.require_put_if_absent(new_token())
         except ServerUnavailable as error:
             self._outage.begin(error)
             return False
-        self._is_probed = True
+        except ServerUnsuitable as error:
+            # At the start somebody looks whether it works; rights that were taken come back.
+            if not self._was_probed:
+                raise
+            self._outage.begin(error)
+            return False
+        self._is_probed = self._was_probed = True
         self._outage.end()
         return True
 
@@ -170,9 +182,7 @@ class Archiver:
             del self._archives[archive.stream_name]
             return 0
         except (ServerUnavailable, ServerUnsuitable) as error:
-            self._outage.begin(error)
-            # Whether it is back is found out with a few bytes, not with an object.
-            self._is_probed = False
+            self._lose_store(error)
             return 0
         except (PositionMissing, ArchiveConflict, ArchiveDamaged) as error:
             self._refuse(archive, str(error))
@@ -190,6 +200,25 @@ class Archiver:
         if archive.is_manifest_due:
             archive.write_manifest()
         return moved
+
+    def _copy_keys(self) -> None:
+        """Now and then for all that is archived, whoever archives it and whether more comes."""
+        if time.monotonic() < self._next_copying_at:
+            return
+        try:
+            with self._excused:
+                self._table.require_in(self._store, self._connection)
+                archived = self._table.archived_streams(self._connection)
+                self._bench.keys.refresh(self._connection, archived)
+        except (ServerUnavailable, ServerUnsuitable) as error:
+            self._lose_store(error)
+        else:
+            self._next_copying_at = time.monotonic() + COPIES_SECONDS
+
+    def _lose_store(self, error: Exception) -> None:
+        self._outage.begin(error)
+        # Whether it is back is found out with a few bytes, not with an object.
+        self._is_probed = False
 
     def _drop_other_objects(self, archive: StreamArchive) -> None:
         """One object in memory, however many wait for a store that is away."""

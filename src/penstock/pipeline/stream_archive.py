@@ -102,6 +102,7 @@ class StreamArchive:
             packed = self._bench.cutter.cut_again(self._bench.connection, plan)
             self._packed = packed
         stored = packed.as_stored()
+        self._require_place()
         if self._bench.store.put_if_absent(plan.name, packed.data):
             emit(signals.ObjectStored(self.stream_name, plan.name, stored.stored_bytes))
         else:
@@ -115,6 +116,7 @@ class StreamArchive:
 
     def write_manifest(self) -> None:
         """List what is archived, for readers without the database."""
+        self._require_place()
         # First the keys: whoever finds an object listed can also open what is in it.
         self._bench.keys.refresh(self._bench.connection, [self.stream_name])
         listed: list[ArchivedObject] | None = None
@@ -125,6 +127,10 @@ class StreamArchive:
             listed = objects
         self.is_manifest_due = False
         emit(signals.ManifestWritten(self.stream_name, len(objects)))
+
+    def _require_place(self) -> None:
+        # Right before a write: an empty mount point would take it.
+        self._bench.table.require_in(self._bench.store, self._bench.connection)
 
     def _objects(self) -> list[ArchivedObject]:
         return self._bench.table.objects(self._bench.connection, self.stream_name)

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import psycopg
 
-from penstock.core.archive import ArchivedObject, ArchivePlan
+from penstock.core.archive import ArchivedObject, ArchivePlan, folder_of
 from penstock.core.leases import Lease
+from penstock.stores.objects import ObjectStore
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 from penstock.stores.streams import refusals
 
@@ -127,6 +128,15 @@ class ArchiveTable:
     def streams(self, connection: Connection) -> list[ArchiveProgress]:
         """Every stream that is archived, by name."""
         return [ArchiveProgress(*row) for row in connection.execute(self._sql["streams"])]
+
+    def archived_streams(self, connection: Connection) -> list[str]:
+        """Every stream with an object in the store, by name."""
+        return [name for (name,) in connection.execute(self._sql["archived_streams"])]
+
+    def require_in(self, store: ObjectStore, connection: Connection) -> None:
+        """Raise ServerUnavailable where a directory has lost what was archived in it."""
+        if store.is_directory:
+            store.require_folders(map(folder_of, self.archived_streams(connection)))
 
     def objects(self, connection: Connection, stream_name: str) -> list[ArchivedObject]:
         """All that is archived of a stream, in order."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from types import ModuleType
 
-from penstock.core.archive import ArchivedObject, ArchivePlan
+from penstock.core.archive import ArchivedObject, ArchivePlan, folder_of
 from penstock.core.archive_lines import body_of_line, line_of, position_of
 from penstock.core.wire import is_hole, sent_us_of
 from penstock.errors import ArchiveDamaged, SettingsError
@@ -118,9 +118,13 @@ def unpack(plan: ArchivePlan, data: bytes) -> UnpackedObject:
 
 
 def load(store: ObjectStore, plan: ArchivePlan) -> UnpackedObject:
-    """Fetch an object and unpack it. Raises ArchiveDamaged, also where it is not there."""
+    """Fetch an object and unpack it. Raises ArchiveDamaged, also where it is not there.
+
+    Raises ServerUnavailable where nothing of its stream is: its volume may be away.
+    """
     data = store.get(plan.name)
     if data is None:
+        store.require_folders([folder_of(plan.stream_name)])
         raise _damaged(plan, f"{store.url} does not hold it")
     return unpack(plan, data)
 

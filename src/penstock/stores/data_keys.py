@@ -7,13 +7,13 @@ which one does. Only `penstock policy` and the janitor come here; everybody else
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import psycopg
 
 from penstock.core.wrapped_keys import HASHING_VERSION, WrappedKey
-from penstock.errors import KeyShredded, OperationRefused
+from penstock.errors import KeyRefused, KeyShredded, OperationRefused
 from penstock.stores.kms import kms_for, wrapping_context
 from penstock.stores.kms.protocol import NewKey
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
@@ -81,26 +81,38 @@ class DataKeys:
             self._activate(connection, stream_name, version)
         return version
 
-    def rewrap(self, connection: Connection, stream_name: str, kms_key_id: str) -> int:
-        """Have every key wrapped by this KMS key instead; returns how many were.
+    def wrapped_anew(
+        self,
+        connection: Connection,
+        stream_name: str,
+        kms_key_id: str,
+        but: Collection[int] = (),
+    ) -> list[tuple[WrappedKey, NewKey]]:
+        """Every key, but for these versions, as it is and wrapped by this KMS key; changes nothing.
 
-        The keys themselves stay, and with them whatever they have sealed. One at a time: after an
-        interruption, say it again.
+        The keys themselves stay, and with them whatever they have sealed.
         """
-        kms, rewrapped = kms_for(kms_key_id), 0
-        for key in self.read(connection, stream_name):
-            if key.wrapped is None:
-                continue
-            context = wrapping_context(stream_name, key.version)
-            new = kms.wrap(kms_for(key.kms_key_id).unwrap(key.wrapped, context), context)
+        return [
+            (key, _wrapped_anew(key, key.wrapped, kms_key_id))
+            for key in self.read(connection, stream_name)
+            if key.wrapped is not None and key.version not in but
+        ]
+
+    def replace(
+        self, connection: Connection, rewrapped: Iterable[tuple[WrappedKey, NewKey]]
+    ) -> set[int]:
+        """Keep keys as they were wrapped anew. Returns which: not what was changed meanwhile."""
+        replaced = set()
+        for key, new in rewrapped:
             parameters = {
                 "key_id": key.key_id,
                 "wrapped": new.wrapped,
                 "kms_key_id": new.kms_key_id,
                 "former": key.wrapped,
             }
-            rewrapped += connection.execute(self._sql["rewrap"], parameters).rowcount
-        return rewrapped
+            if connection.execute(self._sql["rewrap"], parameters).rowcount:
+                replaced.add(key.version)
+        return replaced
 
     def shred(self, connection: Connection, stream_name: str, version: int) -> bool:
         """Destroy a version's key here; False: it was shredded before.
@@ -166,6 +178,20 @@ def wrapped_keys(stream_name: str, rows: Iterable[Sequence[Any]]) -> list[Wrappe
         )
         for version, key_id, digits, kms_key_id in rows
     ]
+
+
+def _wrapped_anew(key: WrappedKey, wrapped: bytes, kms_key_id: str) -> NewKey:
+    context = wrapping_context(key.stream_name, key.version)
+    secret = kms_for(key.kms_key_id).unwrap(wrapped, context)
+    new = kms_for(kms_key_id).wrap(secret, context)
+    # Whoever is done with the former KMS key destroys it: this is the last moment to find out.
+    if kms_for(new.kms_key_id).unwrap(new.wrapped, context) != secret:
+        raise KeyRefused(
+            f"{kms_key_id} does not give back what it has wrapped: version {key.version} of the "
+            f"data keys of {key.stream_name!r} came back as another one. It was left as it is. "
+            "Keep the former KMS key, and ask whoever runs this one."
+        )
+    return new
 
 
 def shredded(key: WrappedKey) -> KeyShredded:

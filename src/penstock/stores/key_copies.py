@@ -75,10 +75,16 @@ class KeyCopies:
             if keys is None:
                 continue
             mac_keys = mac_keys or keys_for(self._settings, connection)
-            copy = encode_keys(stream_name, keys, mac_keys)
-            if self._shelf.read_keys(stream_name) != copy:
-                self._shelf.write_keys(stream_name, copy)
-                emit(signals.KeysCopied(stream_name, len(keys)))
+            found = self._shelf.read_keys(stream_name)
+            while found != encode_keys(stream_name, keys, mac_keys):
+                # Asked again before each write and behind it: who stood still in between has
+                # brought back what was shredded meanwhile, and hidden what was made.
+                keys = self._data_keys.read(connection, stream_name)
+                copy = encode_keys(stream_name, keys, mac_keys)
+                if found != copy:
+                    self._shelf.write_keys(stream_name, copy)
+                    emit(signals.KeysCopied(stream_name, len(keys)))
+                keys, found = self._data_keys.read(connection, stream_name), copy
 
 
 def read_copy(shelf: KeyShelf, stream_name: str, mac_keys: MacKeys) -> list[WrappedKey]:

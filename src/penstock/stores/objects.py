@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,7 +75,9 @@ class ObjectStore:
         with self._asking():
             try:
                 return bytes(obstore.get(self._backend, name).bytes())
-            except (obstore.exceptions.NotFoundError, FileNotFoundError):
+            except (obstore.exceptions.NotFoundError, FileNotFoundError) as error:
+                if self._is_gone(error):
+                    raise
                 return None
 
     def names(self, folder: str, after: str | None = None) -> Iterator[StoredObject]:
@@ -103,6 +105,25 @@ class ObjectStore:
                 obstore.delete(self._backend, name)
             except (obstore.exceptions.NotFoundError, FileNotFoundError):
                 return
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether a volume that is not mounted would look like an empty store."""
+        return self._folder is not None
+
+    def require_folders(self, folders: Iterable[str]) -> None:
+        """Raise ServerUnavailable where this is a directory that lacks one of these."""
+        if self._folder is None:
+            return
+        with self._asking():
+            lacking = [name for name in folders if not (self._folder / name).is_dir()]
+        if lacking:
+            raise ServerUnavailable(
+                f"{self.url} (archive_url) has no folder {lacking[0]}, although objects were "
+                "archived there: perhaps its volume is not mounted. Nothing was lost, and nothing "
+                "is begun anew in its place; it is looked at again. If that folder is gone for "
+                "good, make an empty one."
+            )
 
     def require_put_if_absent(self, token: str) -> None:
         """Raise ServerUnsuitable unless a second object of the same name is refused."""
@@ -134,6 +155,12 @@ class ObjectStore:
             if part == self._folder:
                 return
 
+    def _is_gone(self, error: BaseException) -> bool:
+        """Whether not an object is missing, but the place where it would be."""
+        if self._folder is not None:
+            return isinstance(error, FileNotFoundError) and not self._folder.exists()
+        return "<Code>NoSuchBucket</Code>" in str(error)
+
     @contextmanager
     def _asking(self) -> Iterator[None]:
         exceptions = _obstore().exceptions
@@ -149,8 +176,11 @@ class ObjectStore:
                 f"{self.url} (archive_url) cannot do what an archive needs: {_first_line(error)}"
             ) from None
         except (exceptions.BaseError, OSError) as error:
+            reason = (
+                "there is no such bucket or folder." if self._is_gone(error) else _first_line(error)
+            )
             raise ServerUnavailable(
-                f"{self.url} (archive_url) cannot be used now: {_first_line(error)} Nothing was "
+                f"{self.url} (archive_url) cannot be used now: {reason} Nothing was "
                 "lost; it is asked again."
             ) from None
 

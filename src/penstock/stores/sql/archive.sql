@@ -51,6 +51,13 @@ SELECT events.plan_object(%(stream_name)s, %(owner_id)s, %(term)s, %(checkpoint)
 SELECT events.archive_object(%(stream_name)s, %(owner_id)s, %(term)s, %(checkpoint)s,
                              %(stored_bytes)s, %(sha256)s)
 
+-- name: archived_streams
+-- Those of which the store holds at least one object.
+SELECT s.name FROM events.stream s
+ WHERE EXISTS (SELECT 1 FROM events.archive_object a
+                WHERE a.stream_name = s.name AND a.archived_at IS NOT NULL)
+ ORDER BY s.name
+
 -- name: objects
 -- All that is archived of a stream, in order.
 SELECT first, last, events, raw_bytes, content_sha256, newest_us, stored_bytes, sha256
