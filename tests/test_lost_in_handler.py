@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from penstock import Context, Guarantee, Pipeline, Retry
 from penstock.pipeline.losses import LOSSES_MAX
-from penstock.telemetry.signals import EventFailed
+from penstock.telemetry.signals import EventFailed, TimerBuried
 from tests.events import Placed
 from tests.failing import heard
 from tests.test_seams import working
@@ -156,3 +157,26 @@ def test_events_at_which_a_connection_breaks_now_and_then_have_not_failed(
     with heard(EventFailed) as failed:
         assert run(database_url, handle, batch_size=batch_size) == ALL
     assert failed == []
+
+
+def test_a_timer_that_breaks_its_connection_each_time_is_buried(
+    database_url: str, redis_url: str
+) -> None:
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=redis_url)
+    retry = Retry.fixed(seconds=0.02, attempts_max=2)
+    pipeline.timer("reminders", max_concurrent=1, retry=retry)(by_session)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE effect (n bigint)")
+        for n in ALL:
+            pipeline.timers.publish({"n": n}, "reminders", timer_id=str(n), activate_in=timedelta())
+        with heard(TimerBuried) as said, working(pipeline, "timer:reminders"):
+            wait_until(lambda: bool(said), what="it is buried")
+            wait_until(
+                lambda: (
+                    connection.execute("SELECT n FROM effect ORDER BY n").fetchall()
+                    == [(n,) for n in REST]
+                ),
+                what="the others are handled",
+            )
+    (buried,) = said
+    assert (buried.timer_id, buried.reason) == (str(TROUBLED), "exhausted")

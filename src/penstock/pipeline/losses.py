@@ -40,9 +40,13 @@ class Losses:
 
 def failure_of(batch: Batch, error: ServerUnavailable) -> HandlerFailed:
     """What a lost connection comes to where the event is to blame for it."""
-    broken = ConnectionBroken(
-        "The connection breaks each time that this event is handled, also alone. Nothing of it "
-        f"was kept. Look for what its handler does to its session, and into the log of the "
+    return HandlerFailed(broken("event", error), batch.first, is_alone=True)
+
+
+def broken(what: str, error: ServerUnavailable) -> ConnectionBroken:
+    """How to say it."""
+    return ConnectionBroken(
+        f"The connection breaks each time that this {what} is handled, also alone. Nothing of it "
+        "was kept. Look for what its handler does to its session, and into the log of the "
         f"server. The last time: {error}"
     )
-    return HandlerFailed(broken, batch.first, is_alone=True)

@@ -25,7 +25,8 @@ from penstock.errors import (
     SchemaMismatch,
     ServerUnavailable,
 )
-from penstock.pipeline.timer_calling import Calls, Nacked
+from penstock.pipeline.losses import LOSSES_MAX, broken
+from penstock.pipeline.timer_calling import BrokenOff, Calls, Nacked
 from penstock.pipeline.timer_hands import Held
 from penstock.stores.outage import Outage
 from penstock.stores.timer_queue import ClaimedTimer, Outcome, RedisTimers
@@ -67,6 +68,8 @@ class TimerHand:
         self._store = store
         self._is_exactly_once = is_exactly_once
         self._postgres = postgres
+        self._broken_off: dict[str, int] = {}
+        """How often in a row the connection broke in the middle of a timer."""
 
     def interrupt(self) -> None:
         """Cut the transaction that the handler works in, if any, from another thread."""
@@ -108,6 +111,8 @@ class TimerHand:
         except SchemaMismatch:
             self._settle(held, lambda timer: self._back(timer, 0.0))
             raise
+        except BrokenOff as error:
+            self._after_break(held, message, error)
         except ServerUnavailable as error:
             if self._is_exactly_once:
                 self._postgres.begin(error)
@@ -117,6 +122,16 @@ class TimerHand:
         else:
             self._finish(held, message, reply)
 
+    def _after_break(self, held: Held, message: TimerMessage, error: BrokenOff) -> None:
+        """Once is chance; again and again is the timer's own doing."""
+        timer_id = held.timer.timer_id
+        self._broken_off[timer_id] = self._broken_off.get(timer_id, 0) + 1
+        if self._broken_off[timer_id] < LOSSES_MAX:
+            self._postgres.begin(error)
+            self._defer(held, NOBODYS_FAULT_SECONDS, "its connection broke")
+        else:
+            self._judge(held, message, broken("timer", error))
+
     def _span(self, message: TimerMessage) -> AbstractContextManager[Any]:
         tracer = tracing.active()
         if tracer is None:
@@ -124,6 +139,7 @@ class TimerHand:
         return tracer.timer(self._consumer, message.topic, message.headers, message.attempt)
 
     def _finish(self, held: Held, message: TimerMessage, reply: Reply | None) -> None:
+        self._broken_off.pop(held.timer.timer_id, None)
         if self._is_exactly_once:
             self._postgres.end()
             emit(signals.TimerWritten(*self._named(held), held.timer.attempt))

@@ -27,6 +27,10 @@ Conclude = Callable[[Any], T]
 """Turns what the handler returned into what is done about it, before anything is committed."""
 
 
+class BrokenOff(ServerUnavailable):
+    """The connection broke in the middle of a timer."""
+
+
 class Nacked(Exception):
     """The handler wants the timer back; nothing that it wrote in the worker's transaction stays."""
 
@@ -159,7 +163,7 @@ class ExactlyOnceCalls:
             cause = worker.guard.violation or error
             if worker.is_lost:
                 # Whether a COMMIT happened is read from the inbox at the next attempt, not guessed.
-                raise ServerUnavailable(
+                raise BrokenOff(
                     f"The connection of {self._consumer} broke while a timer was handled "
                     f"({type(cause).__name__}). It happened as a whole or not at all; the inbox "
                     "tells."
