@@ -150,13 +150,19 @@ class Books:
             (days * 86_400, count),
         )
 
-    def operation(self, events: int = 10, *, ended_days_ago: float | None) -> int:
+    def operation(
+        self, events: int = 10, *, ended_days_ago: float | None, started_days_ago: float = 2000
+    ) -> int:
         """A redrive of so many events; None: it is not over."""
         row = self.connection.execute(
             "INSERT INTO events.operation (kind, requested_by, started_at, ended_at)"
-            " VALUES ('redrive', 'somebody', '2020-01-01Z', now() - make_interval(secs => %s))"
+            " VALUES ('redrive', 'somebody', now() - make_interval(secs => %s),"
+            "         now() - make_interval(secs => %s))"
             " RETURNING id",
-            (None if ended_days_ago is None else ended_days_ago * 86_400,),
+            (
+                started_days_ago * 86_400,
+                None if ended_days_ago is None else ended_days_ago * 86_400,
+            ),
         ).fetchone()
         assert row is not None
         self.connection.execute(
@@ -564,13 +570,37 @@ def test_operations_go_four_retentions_after_their_end(books: Books, settings: S
     books.operation(10, ended_days_ago=28.01)
     kept = [
         books.operation(2, ended_days_ago=27.99),
-        books.operation(2, ended_days_ago=None),
+        books.operation(2, ended_days_ago=None, started_days_ago=27.99),
     ]
     with told(signals.RowsPruned) as rounds:
         assert tidy(settings) == 11
     assert rounds == [signals.RowsPruned("operation", 11)]
     assert books.operations_left() == kept
     assert books.operation_events_left() == 4
+
+
+def test_an_operation_that_was_killed_goes_four_retentions_after_its_start(
+    books: Books, settings: Settings
+) -> None:
+    books.operation(10, ended_days_ago=None, started_days_ago=28.01)
+    assert tidy(settings) == 11
+    assert (books.operations_left(), books.operation_events_left()) == ([], 0)
+
+
+@pytest.mark.parametrize("ended_days_ago", [None, 1000])
+def test_the_record_of_a_replay_stays_as_long_as_the_replay(
+    books: Books, settings: Settings, ended_days_ago: float | None
+) -> None:
+    operation = books.operation(0, ended_days_ago=ended_days_ago)
+    books.connection.execute(
+        "INSERT INTO events.consumer"
+        " (name, stream_name, start_position, replay_of, end_position, operation_id)"
+        " VALUES ('shop.bill@again', 'orders', 1, 'shop.bill', 9, %s)",
+        (operation,),
+    )
+    assert tidy(settings) == 0
+    books.connection.execute("DELETE FROM events.consumer WHERE name LIKE '%@%'")
+    assert tidy(settings) == 1
 
 
 def test_an_operation_with_many_events_goes_in_batches(books: Books, settings: Settings) -> None:

@@ -269,3 +269,15 @@ def test_a_server_that_hangs_is_waited_for_once_and_old_state_is_never_told(
     wait_until(lambda: bool(cache.get()), what="the server answers")
     cache.close()
     assert server.is_closed.wait(10)
+
+
+def test_a_failure_is_not_kept_and_holds_up_nobody() -> None:
+    server = Server()
+    answers: list[Sequence[Reading]] = [[], server.read()]
+    cache = StateCache(lambda: answers.pop(0), server.is_closed.set)
+    began_at = time.monotonic()
+    assert not cache.get()
+    assert cache.get()
+    assert time.monotonic() - began_at < state_cache.ANSWER_SECONDS
+    cache.close()
+    assert server.is_closed.wait(10)

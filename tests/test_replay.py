@@ -14,8 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from penstock.app import Pipeline
 from penstock.core.options import ConsumerOptions
+from penstock.core.replays import CANCELLED
 from penstock.errors import ConsumerUnknown, OperationRefused, RegistrationError, UsageError
+from penstock.ops import consumers
 from penstock.ops.consumers import Consumers
 from penstock.ops.replay_planning import ReplayPlanner, ReplayRequest
 from penstock.ops.replays import ReplayBooks
@@ -334,6 +337,55 @@ def test_the_books_know_where_a_replay_ends(shop: Shop, penstock: Penstock) -> N
     assert "penstock replay --resume" in penstock("status", "--check", code=1).stdout
     penstock(*REPLAY, "resume", "again")
     assert json.loads(penstock("verify", "--json").stdout)["balance"]
+
+
+def test_the_numbers_of_an_end_that_was_interrupted_stay(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "FORGET_BATCH", 5)
+    with monkeypatch.context() as world:
+        world.setattr(ReplayBooks, "finish", lambda books, name, **_: books.tally(name))
+        penstock(*START, "--from", "1", "--to", "18")
+    with pytest.raises(KeyboardInterrupt):
+        shop.books().finish(NAME, on_progress=_interrupt)
+    assert json.loads(penstock("verify", "--json").stdout)["balance"]
+    assert "is finished: 18 handled" in penstock(*REPLAY, "--resume", "again").stdout
+    assert shop.rows_of_replays() == 0
+    assert shop.record() == (CONSUMER, NAME, 18, 0, "done")
+
+
+def test_a_cancel_that_was_interrupted_can_only_be_finished(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "FORGET_BATCH", 5)
+    shop.bad(1)
+    penstock(*START, "--from", "1", "--to", "18", code=1)
+    with pytest.raises(KeyboardInterrupt):
+        shop.books().cancel(NAME, on_progress=_interrupt)
+    said = penstock(*REPLAY, "--resume", "again", code=1).stderr
+    assert "penstock replay cancel" in said
+    penstock(*REPLAY, "cancel", "again", "--yes")
+    assert shop.rows_of_replays() == 0
+    assert shop.record() == (CONSUMER, NAME, 18, 1, "cancelled")
+
+
+def test_a_replay_that_is_being_cancelled_is_not_called_paused(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.begin(last=10)
+
+    def cancel(*_: Any, **__: Any) -> None:
+        """What the worker meets: whoever cancels a replay makes it let go first."""
+        shop.books().pause(NAME, by="me", reason=CANCELLED)
+
+    monkeypatch.setattr(Pipeline, "run_replay", cancel)
+    said = penstock(*REPLAY, "--resume", "again", code=130)
+    assert "is being cancelled: 0 handled" in said.stdout
+    assert "--resume" not in said.stderr
+
+
+def _interrupt(_deleted: int) -> None:
+    raise KeyboardInterrupt
 
 
 # ── crashes and signals, in processes of their own ─────────────────────────────────────────────

@@ -16,6 +16,9 @@ from penstock.cli import looking
 from penstock.cli.output import console
 from penstock.core.settings import DAY_SECONDS, Settings
 from penstock.errors import RetryableError
+from penstock.ops import consumers as consumers_module
+from penstock.ops.consumers import Consumers
+from penstock.ops.seeking import Seeker
 from penstock.ops.verify import Verify
 from penstock.ops.verify_tiers import HotTier
 from penstock.stores.cleanup import Cleanup
@@ -67,6 +70,33 @@ def test_whatever_is_wrong_is_one_line_and_exit_1(penstock: Penstock, books: Boo
     assert unaccounted.startswith(f"UNACCOUNTED 1 in {BILL}: ")
     assert "settled_retention_days (7)" in said.stderr
     assert "balance" not in penstock("verify", "--consumer", "bill_order", code=1).stdout
+
+
+def test_rows_that_are_given_up_are_no_anomaly_and_others_still_are(
+    penstock: Penstock, books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers_module, "FORGET_BATCH", 3)
+    consumers = Consumers(books.connection)
+    with pytest.raises(KeyboardInterrupt):
+        consumers.forget(BILL, on_progress=_interrupt)
+    report = json.loads(penstock("verify", "--json").stdout)
+    (counts,) = report["streams"][0]["consumers"]
+    assert (counts["handled"], counts["pruned"], counts["pending"]) == (4, 3, 3)
+    # It goes on instead: what comes later is expected to be there.
+    books.connection.execute("UPDATE events.stream_lease SET checkpoint = 8")
+    assert f"SKIPPED 1 in {BILL}: " in penstock("verify", code=1).stdout
+    books.connection.execute("UPDATE events.stream_lease SET checkpoint = 7")
+    # It is moved back: what is handled again has rows again.
+    seeker = Seeker(books.connection)
+    seeker.seek(seeker.plan(BILL, 4), again=True, by="me")
+    books.connection.execute("UPDATE events.stream_lease SET checkpoint = 4")
+    assert f"SKIPPED 1 in {BILL}: " in penstock("verify", code=1).stdout
+    consumers.forget(BILL)
+    assert penstock("verify").stdout == ""
+
+
+def _interrupt(_deleted: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_people_see_the_numbers(

@@ -58,7 +58,7 @@ from penstock.stores.dead_letters import Criteria, DeadLetters, Group
 from penstock.stores.identity import operator_id
 
 EXIT_NO = 1
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/([smh]))?")
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(?:/([smh]))?")
 _RATE_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
 
 

@@ -18,7 +18,7 @@ from penstock.cli.letter_output import moment
 from penstock.cli.output import confirm, console, error_console, print_json, table
 from penstock.cli.replay_run import run_replay
 from penstock.cli.running import LogChoice, LogFormat, LogLevel
-from penstock.core.replays import Replay, ReplayProgress, is_replay_name
+from penstock.core.replays import CANCELLED, Replay, ReplayProgress, is_replay_name
 from penstock.errors import OperationRefused, UsageError
 from penstock.ops.consumers import Consumers
 from penstock.ops.dead_letters import parse_moment
@@ -235,7 +235,7 @@ def cancel(
                 f"{full_name} would be deleted.",
                 yes=yes,
             )
-        books.pause(full_name, by=operator_id(), reason="cancelled")
+        books.pause(full_name, by=operator_id(), reason=CANCELLED)
         _wait_until_idle(books, full_name, wait)
         books.cancel(full_name)
     print(f"{full_name} is cancelled. What it has handled stays.")

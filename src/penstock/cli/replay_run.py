@@ -17,7 +17,7 @@ from rich.progress import (
 from penstock.cli.invocation import Invocation
 from penstock.cli.letter_options import EXIT_INTERRUPTED
 from penstock.cli.output import error_console, print_json, print_note
-from penstock.core.replays import Replay, ReplayProgress, ReplayState, ReplayTally
+from penstock.core.replays import CANCELLED, Replay, ReplayProgress, ReplayState, ReplayTally
 from penstock.errors import OperationRefused
 from penstock.ops.replays import ReplayBooks
 from penstock.runtime.stopping import told_of_stop_signals
@@ -111,6 +111,7 @@ def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> Repl
 
 def _tell(progress: ReplayProgress, tally: ReplayTally, *, json_output: bool) -> None:
     replay, state = progress.replay, progress.state
+    is_being_cancelled = state is ReplayState.PAUSED and progress.pause_reason == CANCELLED
     if json_output:
         print_json(
             {
@@ -123,10 +124,12 @@ def _tell(progress: ReplayProgress, tally: ReplayTally, *, json_output: bool) ->
     else:
         discarded = f", {tally.discarded:,} discarded" if tally.discarded else ""
         print(
-            f"{replay.name} is {state}: {tally.handled:,} handled, {tally.skipped:,} skipped"
-            f"{discarded}, {progress.parked:,} parked, {tally.dead:,} dead (operation "
-            f"{progress.operation_id})."
+            f"{replay.name} is {'being cancelled' if is_being_cancelled else state}: "
+            f"{tally.handled:,} handled, {tally.skipped:,} skipped{discarded}, "
+            f"{progress.parked:,} parked, {tally.dead:,} dead (operation {progress.operation_id})."
         )
+    if is_being_cancelled:
+        return
     if progress.dead:
         print_note(
             f"`penstock dead-letters list --consumer {replay.name}` shows the dead letters. "

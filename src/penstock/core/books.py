@@ -59,7 +59,7 @@ class ConsumerBooks:
     """Buried: neither lost nor repeated, and waiting for a person."""
     pending: int
     pruned: int = 0
-    """Passed so long ago that nothing but the checkpoint tells of it."""
+    """Passed so long ago that nothing but the checkpoint tells of it, or being forgotten."""
     before: int = 0
     """Before its start: not due to it, and not among the others."""
     behind: int = 0

@@ -187,7 +187,8 @@ class _Audit:
             return _PENDING
         if self._was_passed_over(row):
             return _OVER
-        return _PRUNED if row.is_old and _is_passed(row, self._consumer.floor) else _NOWHERE
+        may_be_gone = row.is_old or _is_passed(row, self._consumer.given_up_to)
+        return _PRUNED if may_be_gone and _is_passed(row, self._consumer.floor) else _NOWHERE
 
     def _outside(self, row: SentRow) -> str | None:
         """Where a row stands that is not due to the consumer."""

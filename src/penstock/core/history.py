@@ -92,6 +92,8 @@ class ConsumerHistory:
     """Where a replay ends; None: everything from the start on is due."""
     settled_to: int = 0
     """Lanes of an earlier count may have settled events up to here, beyond the checkpoints."""
+    given_up_to: int = 0
+    """Somebody has begun to forget it: settled rows up to here may be gone, however young."""
     parked: tuple[ParkedRow, ...] = ()
     dead: frozenset[str] = frozenset()
     """The events that have a dead letter."""

@@ -13,6 +13,8 @@ from penstock.errors import UsageError
 
 MARK = "@"
 """Between a consumer's name and its replay's: no registered name contains it."""
+CANCELLED = "cancelled"
+"""Why a replay is paused whose worker has to let go before it can be deleted."""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 
 
@@ -76,6 +78,9 @@ class ReplayProgress:
     due: int
     """Parked events that have a time for their next attempt."""
     dead: int
+    pause_reason: str | None = None
+    is_cancelled: bool = False
+    """Somebody has begun to delete it, and has not come to the end."""
 
     @property
     def total(self) -> int:

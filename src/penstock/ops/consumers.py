@@ -135,6 +135,7 @@ class Consumers:
         """
         with changing(self._connection, self._sql):
             floor = self._lock_forgettable(name, with_dead_letters=with_dead_letters).floor
+            self._connection.execute(self._sql["give_up"], {"consumer": name, "floor": floor})
         self._delete_settled(name, floor, on_progress)
         with changing(self._connection, self._sql):
             consumer = self._lock_forgettable(name, with_dead_letters=with_dead_letters)

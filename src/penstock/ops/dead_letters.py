@@ -15,6 +15,7 @@ from uuid import UUID
 import psycopg
 
 from penstock.core.lanes import key_hash
+from penstock.core.options import POSITION_MAX
 from penstock.errors import OperationRefused, ServerUnavailable, UsageError
 from penstock.ops.consumers import Consumers
 from penstock.stores.dead_letters import Criteria, DeadLetters, Group, Place, State
@@ -27,9 +28,9 @@ PAGE_LETTERS = 50_000
 DISCARD_CHUNK = 1000
 LOOK_AGAIN_SECONDS = 0.1
 
-_SPAN = re.compile(r"(\d+)([smhdw])")
+_SPAN = re.compile(r"(\d{1,18})([smhdw])")
 _SPAN_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_POSITIONS = re.compile(r"(\d+)(?:(\.\.)(\d*))?")
+_POSITIONS = re.compile(r"(\d{1,19})(?:(\.\.)(\d{0,19}))?")
 _PLACE = re.compile(r"(.+)/(\d+)")
 
 Connection = psycopg.Connection[Any]
@@ -158,12 +159,12 @@ def parse_positions(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     found = _POSITIONS.fullmatch(text.strip())
-    if found is None or len(text) > 38:
+    if found is None:
         raise UsageError(f"--position {text!r} is neither a position like 17 nor a range 17..40.")
-    first = int(found[1])
-    if found[2] is None:
-        return first, first
-    return first, int(found[3]) if found[3] else None
+    first, last = int(found[1]), int(found[3]) if found[3] else None
+    if max(first, last or 0) > POSITION_MAX:
+        raise UsageError(f"--position {text!r} is no position: they end at {POSITION_MAX}.")
+    return first, last if found[2] else first
 
 
 def parse_state(text: str) -> State:

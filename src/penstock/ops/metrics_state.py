@@ -13,7 +13,7 @@ from penstock.core.settings import Settings
 from penstock.errors import PenstockError
 from penstock.ops.status import ConsumerStatus, Status, StreamStatus, read_status
 from penstock.stores.hot_log_sizes import HotLogSizes
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect, is_lost
 from penstock.stores.queries import Queries
 from penstock.telemetry import metrics, signals
 from penstock.telemetry.bus import emit
@@ -23,6 +23,7 @@ FAR_BEHIND_EVENTS: Final = 100_000
 """From there on a consumer's lag is a warning in the log; said again once it was half of that."""
 
 _logger = logging.getLogger("penstock")
+_Answer = tuple[Status, dict[str, int], list[tuple[Any, ...]]]
 
 
 class MetricsState:
@@ -39,7 +40,7 @@ class MetricsState:
     def read(self) -> list[Reading]:
         """Everything that can be known now; of a server that is away, nothing."""
         try:
-            status, unpublished, archives = self._ask()
+            status, unpublished, archives = self._asked()
         except (psycopg.Error, PenstockError) as error:
             _logger.debug("no state to tell: %s", error)
             self._close_connection()
@@ -61,7 +62,18 @@ class MetricsState:
         if self._hot_logs is not None:
             self._hot_logs.close()
 
-    def _ask(self) -> tuple[Status, dict[str, int], list[tuple[Any, ...]]]:
+    def _asked(self) -> _Answer:
+        was_kept = self._connection is not None
+        try:
+            return self._ask()
+        except psycopg.Error as error:
+            # One that lay idle may have been cut by anybody; that says nothing of the server.
+            if not (was_kept and is_lost(error)):
+                raise
+        self._close_connection()
+        return self._ask()
+
+    def _ask(self) -> _Answer:
         schema = self._settings.schema
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings.database_url, "penstock metrics")

@@ -45,6 +45,10 @@ class TopicTimers:
         claims = self._store.claim(self.topic, count=0, lease_seconds=1.0)
         return moment_of(claims.now_score)
 
+    def counts(self) -> tuple[int, int]:
+        """How many there are, and how many dead ones."""
+        return self._store.counts(self.topic)
+
     def pending(self, *, before: datetime | None = None, limit: int) -> list[QueuedTimer]:
         """Those that wait or are being handled, the next one first."""
         score = None if before is None else before.timestamp()

@@ -43,7 +43,12 @@ class ReplayBooks:
         return bool(self._consumers.pause([name], by=by, reason=reason))
 
     def resume(self, name: str) -> None:
-        """Whoever works on it from now on may go on."""
+        """Whoever works on it from now on may go on. Raises OperationRefused if it is cancelled."""
+        if self.look(name).is_cancelled:
+            raise OperationRefused(
+                f"{name} was cancelled, and whoever did that was interrupted. What it has handled "
+                f"stays; `penstock replay cancel {name}` deletes what is left of it."
+            )
         self._consumers.resume([name])
 
     def tally(self, name: str) -> ReplayTally:
@@ -61,8 +66,7 @@ class ReplayBooks:
         progress = self.look(name)
         if progress.state is not ReplayState.FINISHED:
             raise OperationRefused(f"{name} is not finished: it is {progress.state}.")
-        tally = self.tally(name)
-        self._replays.end(self._connection, progress.operation_id, tally, "done")
+        tally = self._replays.end(self._connection, progress.operation_id, self.tally(name), "done")
         if not progress.dead:
             self._consumers.forget(name, on_progress=on_progress)
             emit(signals.ReplayFinished(name, tally.handled, tally.skipped))

@@ -15,6 +15,8 @@ from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 Target = Literal["earliest", "latest"] | int | datetime
 
 DEADLOCKS_MAX = 5
+DIGITS_MAX = 100
+"""More than any position has; Python refuses to read thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def parse_target(text: str) -> Target:
     match text.strip().lower():
         case "earliest" | "latest" as name:
             return name
-        case digits if digits.isdecimal():
+        case digits if digits.isdecimal() and len(digits) <= DIGITS_MAX:
             return int(digits)
     try:
         moment = datetime.fromisoformat(text.strip())

@@ -49,8 +49,10 @@ class StateCache:
                 return ()
             # Counted from the first who asked: a server that hangs holds up one, not each in turn.
             seconds = max(0.0, self._asked_at + ANSWER_SECONDS - asked_at)
-            is_known = self._changed.wait_for(lambda: self._is_fresh(asked_at), seconds)
-            return self._readings if is_known else ()
+            self._changed.wait_for(
+                lambda: self._is_fresh(asked_at) or self._asked_at is None, seconds
+            )
+            return self._readings if self._is_fresh(asked_at) else ()
 
     def ask(self) -> float:
         """Have it read if that is due, without waiting; says when that was."""
@@ -105,6 +107,8 @@ class StateCache:
             began_at = time.monotonic()
             readings = self._try_to_read()
             with self._changed:
-                self._readings, self._read_at, self._asked_at = readings, began_at, None
+                self._readings, self._asked_at = readings, None
+                # Nothing means that it could not be read: whoever asks next has it tried again.
+                self._read_at = began_at if readings else None
                 self._changed.notify_all()
         self._close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, Literal
 
 import psycopg
@@ -86,8 +87,11 @@ class Replays:
 
     def end(
         self, connection: Connection, operation_id: int, tally: ReplayTally, ended_as: End
-    ) -> None:
-        """Write into the record what became of everything. May be said twice."""
+    ) -> ReplayTally:
+        """Write into the record what became of everything; returns what it says from now on.
+
+        What was said first stays: who comes back after a crash counts rows that are half deleted.
+        """
         connection.execute(
             self._sql["end"],
             {
@@ -95,8 +99,12 @@ class Replays:
                 "ended_as": ended_as,
                 "events": tally.settled,
                 "failed": tally.dead,
+                "outcomes": json.dumps(asdict(tally)),
             },
         )
+        row = connection.execute(self._sql["outcomes"], {"operation_id": operation_id}).fetchone()
+        # A record that an earlier release wrote has none.
+        return ReplayTally(**row[0]) if row and row[0] else tally
 
     def count_events(self, connection: Connection, replay: Replay) -> int:
         """How many events a range has, or had: its positions without the holes."""
@@ -130,7 +138,7 @@ def _gone(name: str) -> ConsumerUnknown:
 
 def _progress(row: tuple[Any, ...]) -> ReplayProgress:
     name, original, stream_name, first, last, operation_id, by, started_at, *rest = row
-    is_paused, workers, checkpoint, passed, parked, due, dead = rest
+    is_paused, workers, checkpoint, passed, parked, due, dead, pause_reason, is_cancelled = rest
     return ReplayProgress(
         replay=Replay(
             name=name, original=original, stream_name=stream_name, first=first, last=last
@@ -145,4 +153,6 @@ def _progress(row: tuple[Any, ...]) -> ReplayProgress:
         parked=parked,
         due=due,
         dead=dead,
+        pause_reason=pause_reason,
+        is_cancelled=is_cancelled,
     )

@@ -174,9 +174,19 @@ class BooksReader:
                 start_position=start_position,
                 end_position=end_position,
                 settled_to=settled_to,
+                given_up_to=given_up_to,
                 seeks=tuple(map(Seek, old, new)),
             )
-            for name, start_position, end_position, settled_to, checkpoints, old, new in rows
+            for (
+                name,
+                start_position,
+                end_position,
+                settled_to,
+                given_up_to,
+                checkpoints,
+                old,
+                new,
+            ) in rows
         )
 
     def _sent(self, stream_name: str, first: int, last: int, count: int) -> list[SentRow]:

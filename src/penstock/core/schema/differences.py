@@ -34,6 +34,13 @@ class Difference:
     is_editorial: bool = False
     """It changes what people read, not what is accepted."""
 
+    def __str__(self) -> str:
+        """For people; both sides where there are two."""
+        sides = {"added": self.after, "removed": self.before}
+        what = sides.get(self.kind, f"{self.before} → {self.after}")
+        note = " (for people only)" if self.is_editorial else ""
+        return f"{self.path or 'the whole'} {self.kind}: {what}{note}"
+
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     """All changes, sorted by path; none: both schemas say the same, in the same words."""

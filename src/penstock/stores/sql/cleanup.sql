@@ -110,11 +110,14 @@ SELECT count(*) FROM pruned
 
 -- name: prune_operation_events
 -- Operations are few, but one may have touched every event there is, so these go first, in batches.
--- An operation whose events are still on their way is kept, however old.
+-- An operation whose events are still on their way is kept, however old, and a replay's as long as
+-- the replay. One that has no end was killed, or lost its connection, and counts from its start.
 WITH old AS MATERIALIZED (
     SELECT o.id FROM events.operation o
-     WHERE o.ended_at < now() - make_interval(secs => %(retention_seconds)s)
+     WHERE coalesce(o.ended_at, o.started_at)
+           < now() - make_interval(secs => %(retention_seconds)s)
        AND NOT EXISTS (SELECT 1 FROM events.parked_event p WHERE p.operation_id = o.id)
+       AND NOT EXISTS (SELECT 1 FROM events.consumer c WHERE c.operation_id = o.id)
      ORDER BY o.id
      LIMIT %(batch_size)s
 ), pruned AS (
@@ -134,8 +137,10 @@ SELECT count(*) FROM pruned
 -- In the same transaction, once none of its events is left.
 WITH old AS MATERIALIZED (
     SELECT o.id FROM events.operation o
-     WHERE o.ended_at < now() - make_interval(secs => %(retention_seconds)s)
+     WHERE coalesce(o.ended_at, o.started_at)
+           < now() - make_interval(secs => %(retention_seconds)s)
        AND NOT EXISTS (SELECT 1 FROM events.parked_event p WHERE p.operation_id = o.id)
+       AND NOT EXISTS (SELECT 1 FROM events.consumer c WHERE c.operation_id = o.id)
        AND NOT EXISTS (SELECT 1 FROM events.operation_event e
                         WHERE e.operation_id = o.id OFFSET 0)
      ORDER BY o.id

@@ -98,7 +98,8 @@ UPDATE events.consumer
 -- After events were unsettled, only what is parked or dead is settled beyond the checkpoint.
 UPDATE events.consumer c
    SET settled_to = greatest(%(checkpoint)s, (SELECT max(p.position) FROM events.processed_event p
-                                               WHERE p.consumer = c.name))
+                                               WHERE p.consumer = c.name)),
+       given_up_to = least(c.given_up_to, %(checkpoint)s)
  WHERE c.name = %(consumer)s
 
 -- name: delete_suspects_before
@@ -169,6 +170,10 @@ UPDATE events.trail SET consumer = %(new)s WHERE consumer = %(old)s
 SELECT (SELECT count(*) FROM events.processed_event WHERE consumer = %(consumer)s),
        (SELECT count(*) FROM events.parked_event WHERE consumer = %(consumer)s),
        (SELECT count(*) FROM events.dead_letter WHERE consumer = %(consumer)s)
+
+-- name: give_up
+-- Before the first row goes: nobody takes those that are gone for events that were skipped.
+UPDATE events.consumer SET given_up_to = greatest(given_up_to, %(floor)s) WHERE name = %(consumer)s
 
 -- name: delete_settled_batch
 -- At or below the floor the checkpoint alone is the deduplication, so a consumer that loses only

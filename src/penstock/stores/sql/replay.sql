@@ -26,11 +26,15 @@ RETURNING operation_id
 
 -- name: end
 -- A record that says what became of everything stays as it is: the rows that it was counted from
--- are being deleted. One with dead letters is written again when those were redriven.
+-- are being deleted. One with dead letters is written again when those were redriven or given up.
 UPDATE events.operation
    SET ended_at = clock_timestamp(), ended_as = %(ended_as)s, events = %(events)s,
-       failed = %(failed)s
- WHERE id = %(operation_id)s AND (ended_at IS NULL OR failed > 0)
+       failed = %(failed)s, outcomes = %(outcomes)s::jsonb
+ WHERE id = %(operation_id)s AND (ended_at IS NULL OR ended_as = 'done' AND failed > 0)
+
+-- name: outcomes
+-- As they were when it ended.
+SELECT outcomes FROM events.operation WHERE id = %(operation_id)s
 
 -- name: progress
 -- All replays, or one. A lane without a row has passed nothing yet.
@@ -38,7 +42,8 @@ SELECT c.name, c.replay_of, c.stream_name, c.start_position, c.end_position, c.o
        o.requested_by, o.started_at, c.paused_at IS NOT NULL, workers.alive,
        CASE WHEN lane.count < c.lanes THEN c.start_position - 1 ELSE lane.checkpoint END,
        lane.passed / c.lanes, parked.count, parked.due,
-       (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name)
+       (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name),
+       c.pause_reason, coalesce(o.ended_as = 'cancelled', false)
   FROM events.consumer c
   JOIN events.operation o ON o.id = c.operation_id
  CROSS JOIN LATERAL (

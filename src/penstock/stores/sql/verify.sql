@@ -51,7 +51,7 @@ SELECT o.position FROM events.outbox_event o
 -- name: consumers
 -- How they are split, how far their lanes are, and where operators moved them. A lane without a row
 -- has settled nothing yet.
-SELECT c.name, c.start_position, c.end_position, c.settled_to,
+SELECT c.name, c.start_position, c.end_position, c.settled_to, c.given_up_to,
        ARRAY(SELECT coalesce(l.checkpoint, c.start_position - 1)
                FROM generate_series(0, c.lanes - 1) AS n
                LEFT JOIN events.stream_lease l
