@@ -30,6 +30,7 @@ from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
+from tests.bookkeeper import BILL, Bookkeeper
 from tests.databases import new_database
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -406,6 +407,52 @@ def test_a_payload_that_cannot_be_kept_is_not_sent(
     assert count(database_url, "events.outbox_event") == 0
 
 
+@pytest.mark.parametrize("more", [("--payload", '{"n": 1}'), ("--version", "2"), ("--key", "k")])
+def test_what_made_up_events_would_not_have_is_refused(
+    penstock: Penstock, more: tuple[str, str]
+) -> None:
+    assert "makes its events up" in penstock("send", "--continuous", *more, code=2).stderr
+
+
+def test_a_stdin_that_is_closed_is_said_to_be_so(penstock: Penstock) -> None:
+    send = ("send", "--stream", "s", "--event-type", "t", "--payload", "-")
+    with pytest.MonkeyPatch.context() as world:
+        # As Python leaves it where the descriptor was closed.
+        world.setattr(io, "StringIO", lambda _text: None)
+        assert "stdin is closed" in penstock(*send, code=2).stderr
+        books = Bookkeeper(penstock.variables["PENSTOCK_DATABASE_URL"])
+        books.stream(1)
+        books.consumer()
+        books.connection.close()
+        assert "add --yes" in penstock("consumers", "forget", BILL, code=2).stderr
+
+
+def test_an_answer_that_cannot_be_written_is_one_message(penstock: Penstock) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "config", "--json"],
+            cwd=penstock.folder,
+            env=penstock.environment({}),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: There is no room for the answer: No space left")
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+
+
+def test_whoever_interrupts_before_it_began_sees_no_traceback(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    process = penstock.start("status")
+    assert process.communicate(timeout=SOON_SECONDS) == ("", "")
+    assert process.returncode == 130
+
+
 def test_send_needs_a_stream_and_a_type(penstock: Penstock) -> None:
     assert "--stream and --event-type" in penstock("send", code=2).stderr
     wrong = ("send", "--stream", "no spaces", "--event-type", "placed")
@@ -570,6 +617,42 @@ def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock)
     assert process.returncode == 0, stderr
     assert "penstock send --continuous" in stderr
     assert not dev_env.exists()
+
+
+@pytest.mark.slow
+def test_dev_is_alone_in_its_folder_and_ends_with_its_servers(shop: Penstock) -> None:
+    nowhere = shop.without_settings()
+    process = nowhere.start("--app", "shop:pipeline", "dev")
+    dev_env = shop.folder / ".penstock" / "dev.env"
+    try:
+        wait_until(
+            lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
+            what="servers and workers run",
+        )
+        said = nowhere("--app", "shop:pipeline", "dev", code=1).stderr
+        assert "`penstock dev` runs in" in said
+        assert dev_env.exists()
+        url = json.loads(nowhere("config", "--json").stdout)["database_url"]["value"]
+        postmaster = shop.folder / ".penstock" / "servers" / "postgres" / "data" / "postmaster.pid"
+        os.kill(server_pid(process.pid, str(postmaster.parent)), signal.SIGQUIT)
+        _, stderr = process.communicate(timeout=SOON_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 1, stderr
+    assert "PostgreSQL ended" in stderr
+    assert not dev_env.exists()
+    dev_env.write_text(f"PENSTOCK_DATABASE_URL={url}\n")
+    assert "`penstock dev`" in nowhere("status", code=1).stderr
+
+
+def server_pid(parent: int, folder: str) -> int:
+    """The child that serves this folder, or the one below that."""
+    (found,) = [
+        child
+        for child in children_of(parent)
+        if folder in Path(f"/proc/{child}/cmdline").read_text().split("\0")
+    ]
+    return found
 
 
 def test_a_closed_terminal_ends_dev_and_leaves_no_address_behind(shop: Penstock) -> None:

@@ -162,5 +162,7 @@ def test_what_is_not_there_is_said_to_be_so(penstock: Penstock, bench: Workbench
     bench.send(1)
     bench.publish()
     assert "the stream ends at 1" in told(penstock, "orders/2", code=1)["summary"]
+    assert told(penstock, "--key", "nobody", code=1)["events"] == []
+    assert "No event of this key" in penstock("journey", "--key", "nobody", code=1).stderr
     for wrong in (("orders",), (), ("orders/1", "--key", "k")):
         assert penstock("journey", *wrong, code=2).stdout == ""

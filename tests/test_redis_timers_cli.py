@@ -139,6 +139,21 @@ def consume(event: "StreamEvent") -> None: ...
 """.replace("import Pipeline", "import Pipeline, StreamEvent")
 
 
+def test_a_topic_of_which_nothing_is_known_is_told_from_an_empty_one(
+    penstock: Penstock, store: RedisTimers
+) -> None:
+    (penstock.folder / "timer_topics.py").write_text(APP)
+    asked = ("--app", "timer_topics:pipeline", "timers", "list", "--topic")
+    told = penstock(*asked, "remindes", code=1).stderr
+    assert "no topic 'remindes'" in told
+    assert "handlers: a, b" in told
+    # Nobody here handles it, but it is there; or nothing is there, and it is handled.
+    assert "soon" in penstock(*asked, TOPIC).stdout
+    assert penstock(*asked, "a", "--dead").stderr == ""
+    # Without an application nobody knows.
+    assert "no timers" in penstock("timers", "list", "--topic", "remindes").stderr
+
+
 def test_topics_are_a_part_of_everything_and_of_the_timers() -> None:
     everything = choose_roles(["c"], publisher=False, globs=(), topics=TOPICS)
     assert everything == ["publisher", "consumer:c", "timer:a", "timer:b"]

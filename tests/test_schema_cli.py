@@ -148,7 +148,8 @@ def test_two_places_are_compared(shop: Shop, database_url: str) -> None:
     assert "the same" in shop.schema("diff", "schemas", "code").stderr
     shop.write("cents: int", 'note: str = ""')
     said = shop.schema("diff", "schemas", "code", code=1).stdout
-    assert "note" in said
+    assert "  note added: " in said
+    assert "Difference" not in said
     assert "backward compatible, forward compatible" in said
     found = json.loads(shop.schema("diff", "schemas", "code", "--json", code=1).stdout)
     assert found[0]["backward"] is True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +20,7 @@ from penstock.stores.postgres import trouble_in_words
 
 EXIT_NO = 1
 EXIT_USAGE = 2
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 # Plain tracebacks: the pretty ones can print local variables, and those hold passwords.
 application = typer.Typer(
@@ -62,13 +66,40 @@ def main() -> None:
     """Run the command line; errors of Penstock's own and of servers become one message each."""
     try:
         _require_text(sys.argv)
-        application()
+        try:
+            application()
+        finally:
+            # Whether the answer can be written is known now, and not only when Python ends.
+            _flush()
     except Exception as error:
-        told = error if isinstance(error, PenstockError) else trouble_in_words(error)
+        told = error if isinstance(error, PenstockError) else _in_words(error)
         if told is None:
             raise
         print_error(str(told))
         sys.exit(EXIT_USAGE if isinstance(told, UsageError) else EXIT_NO)
+
+
+def _flush() -> None:
+    """Write what is left of the answer. Raises OSError where there is no room for it."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # When Python ends, it tries once more.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            # Whoever read it has seen enough.
+            sys.exit(EXIT_NO)
+        raise
+
+
+def _in_words(error: Exception) -> PenstockError | str | None:
+    """What a server's error, or a full disk, means to whoever gave a command; None: it is a bug."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return trouble_in_words(error)
+    what = error.filename or "the answer"
+    return f"There is no room for {what}: {error.strerror}. What was committed before stays."
 
 
 def _require_text(arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from typer.main import get_command
 HIDDEN: Final = frozenset({"dlq", "work"})
 COMMANDS: Final[dict[str, str]] = {
     "demo": "demonstration:demo",
-    "dev": "running:dev",
+    "dev": "developing:dev",
     "run": "running:run",
     "work": "running:work",
     "migrate": "migrating:migrate",

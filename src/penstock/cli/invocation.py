@@ -12,8 +12,8 @@ import psycopg
 import typer
 
 from penstock.core.settings import Settings
-from penstock.errors import UsageError
-from penstock.stores.configuration import ResolvedSettings, resolve
+from penstock.errors import ServerUnavailable, UsageError
+from penstock.stores.configuration import DEV_ENV, ResolvedSettings, resolve
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect
 
@@ -50,7 +50,15 @@ class Invocation:
 
     def connect(self, command: str) -> psycopg.Connection[Any]:
         """A connection to a database whose schema this release can use."""
-        connection = connect(self.settings.database_url, f"penstock {command}")
+        try:
+            connection = connect(self.settings.database_url, f"penstock {command}")
+        except ServerUnavailable as error:
+            if self.resolved.origins["database_url"] != str(DEV_ENV):
+                raise
+            raise ServerUnavailable(
+                f"{error} The address is that of a `penstock dev`, from {DEV_ENV}, which was "
+                "perhaps killed: start it again in this folder."
+            ) from error
         try:
             require_current(connection, self.settings.schema)
         except BaseException:

@@ -46,7 +46,7 @@ def journey(
     ] = LIST_LIMIT,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what happened to an event, from its sending to every consumer; 1 if it is not known."""
+    """Tell what happened to an event, from its sending to every consumer; 1 if none is known."""
     if (event is None) == (key is None):
         raise UsageError("Name one event by UUID or STREAM/POSITION, or a key with --key.")
     invocation = invocation_of(context)
@@ -54,7 +54,7 @@ def journey(
         if key is not None:
             found = Journeys(connection, invocation.settings.schema).of_key(key, stream, limit)
             _print_key(key, found, json_output=json_output)
-            return
+            raise typer.Exit(0 if found else EXIT_NO)
         assert event is not None
         told = read_journey(connection, invocation.settings, parse_event(event))
     if json_output:
@@ -142,7 +142,10 @@ def _print_key(key: str, found: list[KeyedEvent], *, json_output: bool) -> None:
         )
         for event in found
     ]
-    console.print(table("Latest first", ("Event", "Place", "Type", "Sent"), rows))
+    if found:
+        console.print(table("Latest first", ("Event", "Place", "Type", "Sent"), rows))
+    else:
+        print_note("No event of this key was found.")
     print_note(
         f"Looked at the last {KEY_WINDOW_POSITIONS:,} positions of each stream. Keys of "
         "confidential streams are stored hashed and are not found like this."

@@ -43,7 +43,7 @@ def confirm(what: str, *, yes: bool) -> None:
     """Ask on a terminal whether that is meant. Raises OperationRefused for a no."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{what} Nothing was changed yet; if you mean it, add --yes.")
     print_note(what)
     if not typer.confirm("Go on?", err=True):

@@ -76,4 +76,4 @@ def _full_name(given: str, names: list[str]) -> str:
     close = meant or difflib.get_close_matches(given, names, n=1)
     there_are = f"quarantined are: {', '.join(names) or 'none'}."
     advice = f"did you mean {' or '.join(close)}?" if close else there_are
-    raise OperationRefused(f"{given} is not quarantined; {advice} Nothing was changed.")
+    raise OperationRefused(f"{given!r} is not quarantined; {advice} Nothing was changed.")

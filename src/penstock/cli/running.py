@@ -1,21 +1,16 @@
-"""`penstock run` and `dev`: a process per role, kept running. `work` is such a process."""
+"""`penstock run`: a process per role, kept running. `work` is such a process."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -24,7 +19,6 @@ from penstock.cli.output import print_error, print_note
 from penstock.cli.supervision import Supervision, supervise
 from penstock.cli.telling import addresses
 from penstock.core.leases import ARCHIVER, PUBLISHER, TIMERS, consumer_role
-from penstock.core.masking import masked_url
 from penstock.core.settings import DAY_SECONDS
 from penstock.core.timer_options import timer_role
 from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
@@ -32,13 +26,8 @@ from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.metric_pipe import measured
 from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.runtime.stopping import end_with_parent, stop_on_signals
-from penstock.stores.configuration import gather, remove_dev_env, write_dev_env
 from penstock.stores.identity import new_token
-from penstock.stores.migrations import migrate
-from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, running_servers
 from penstock.telemetry.logs import LEVELS, Format, configure_logging
-
-SERVERS_FOLDER = Path(".penstock", "servers")
 
 LogLevel = Annotated[
     str,
@@ -143,7 +132,7 @@ def run(
     )
     _look_at_servers(invocation, roles)
     how = replace(
-        _supervision(invocation, logs, heartbeat_timeout, graceful_shutdown_timeout),
+        supervision(invocation, logs, heartbeat_timeout, graceful_shutdown_timeout),
         processes=processes,
         with_spare=spare,
         addresses=addresses(
@@ -163,36 +152,6 @@ def _look_at_servers(invocation: Invocation, roles: Iterable[str]) -> None:
     except ServerUnavailable as error:
         # Workers outlive an absent server, so its absence now is no reason to give up.
         print_note(f"{error} The workers wait for it.")
-
-
-def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFormat = None) -> None:
-    """Run everything on embedded servers that live in .penstock, for development."""
-    invocation = invocation_of(context)
-    logs = LogChoice.of(log_level, log_format)
-    # A terminal that is closed ends it as well, and leaves no address of servers that are gone.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
-    with _development_servers(Path.cwd()):
-        settings = invocation.pipeline.settings
-        applied = migrate(settings.database_url, settings.schema)
-        roles = choose_roles(
-            invocation.pipeline.consumers,
-            publisher=False,
-            globs=(),
-            topics=invocation.pipeline.timer_handlers,
-            has_archive=settings.archive_url is not None,
-        )
-        if applied:
-            print_note(f"Applied to schema {settings.schema}: {', '.join(applied)}")
-        print_note(f"PostgreSQL  {masked_url(settings.database_url)}")
-        print_note(f"Redis       {masked_url(settings.redis_url or 'none')}")
-        print_note(
-            "A second terminal in this folder finds them by itself. Try there:\n"
-            "  penstock send --continuous\n"
-            "  penstock status --watch"
-        )
-        supervise(invocation, roles, _supervision(invocation, logs))
 
 
 def work(
@@ -271,12 +230,13 @@ def _or_default(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def _supervision(
+def supervision(
     invocation: Invocation,
     logs: LogChoice,
     heartbeat_timeout: float | None = None,
     graceful_shutdown_timeout: float | None = None,
 ) -> Supervision:
+    """How processes are run unless more is said, with the logs set up."""
     settings = invocation.settings
     logs.apply()
     return Supervision(
@@ -316,34 +276,3 @@ def choose_roles(
     chosen_roles = [PUBLISHER] * publisher + [TIMERS] * timers + [ARCHIVER] * archiver
     chosen_roles += [consumer_role(name) for name in chosen]
     return chosen_roles + [timer_role(topic) for topic in topics if timers]
-
-
-@contextmanager
-def _development_servers(folder: Path) -> Iterator[None]:
-    """Run the servers that no setting names, and let everybody in this folder find them."""
-    # What an earlier run may have left behind when it was killed must not count.
-    given = gather({}, with_dev_env=False)
-    urls = {name: given[name].value for name in ("database_url", "redis_url") if name in given}
-    if len(urls) == 2:
-        yield
-        return
-    servers = folder / SERVERS_FOLDER
-    with ExitStack() as stack:
-        print_note("Starting servers …")
-        if not urls:
-            running = stack.enter_context(running_servers(servers))
-            urls = {"database_url": running.database_url, "redis_url": running.redis_url}
-        elif "redis_url" in urls:
-            urls["database_url"] = stack.enter_context(EmbeddedPostgres(servers / "postgres")).url
-        else:
-            urls["redis_url"] = stack.enter_context(EmbeddedValkey(servers / "valkey")).url
-        stack.callback(remove_dev_env, folder)
-        write_dev_env(folder, urls["database_url"], urls["redis_url"])
-        for name, url in urls.items():
-            os.environ[f"PENSTOCK_{name.upper()}"] = url or "none"
-        yield
-
-
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """Leave through every `finally`, so that servers stop and dev.env goes."""
-    sys.exit(128 + number)

@@ -36,10 +36,13 @@ def send(
     stream: Annotated[str | None, typer.Option(help="The stream to send to.")] = None,
     event_type: Annotated[str | None, typer.Option(help="For example orders.placed.")] = None,
     payload: Annotated[
-        str, typer.Option(metavar="JSON", help="The payload; - reads it from stdin.")
-    ] = "{}",
+        str | None,
+        typer.Option(metavar="JSON", help="The payload, else {}; - reads it from stdin."),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Events with the same key stay in order.")] = None,
-    version: Annotated[int, typer.Option(help="The version of the event type.")] = 1,
+    version: Annotated[
+        int | None, typer.Option(help="The version of the event type, else 1.")
+    ] = None,
     event_uuid: Annotated[
         UUID | None, typer.Option(help="Sending twice with the same id is safe.")
     ] = None,
@@ -53,7 +56,7 @@ def send(
     """Send an event in a transaction of its own and print its id."""
     invocation = invocation_of(context)
     if continuous:
-        if event_type is not None or key is not None or event_uuid is not None:
+        if any(given is not None for given in (event_type, payload, key, version, event_uuid)):
             raise UsageError("--continuous makes its events up; give it --stream and --rate only.")
         invocation.connect("send").close()
         try:
@@ -63,7 +66,8 @@ def send(
         return
     if stream is None or event_type is None:
         raise UsageError("An event needs --stream and --event-type (or choose --continuous).")
-    event = RawEvent(event_type, parse_payload(payload), version=version)
+    content = {} if payload is None else parse_payload(payload)
+    event = RawEvent(event_type, content, version=1 if version is None else version)
     # Before SQLAlchemy: these errors say what to do about a server or a schema that is not there.
     invocation.connect("send").close()
     pipeline = invocation.pipeline
@@ -79,6 +83,8 @@ def send(
 def parse_payload(text: str) -> Any:
     """The payload as JSON. Raises InvalidEvent that says where it goes wrong."""
     if text == "-":
+        if sys.stdin is None:
+            raise InvalidEvent("--payload - cannot be read: stdin is closed. Nothing was sent.")
         text = sys.stdin.read(PAYLOAD_TEXT_MAX)
     try:
         return json.loads(text, parse_constant=_refuse_constant)

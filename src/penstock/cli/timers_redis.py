@@ -14,6 +14,7 @@ from penstock.cli.letter_options import Json
 from penstock.cli.letter_output import moment, one_line, print_facts
 from penstock.cli.output import console, duration, plain, print_json, print_note, table
 from penstock.core.timer_envelope import CORRELATION_ID, REPLY_TO
+from penstock.errors import OperationRefused
 from penstock.ops.redis_timers import Content, TopicTimers, dead_json, queued_json
 from penstock.ops.timers import parse_time
 from penstock.stores.timer_queue import DeadTimer, QueuedTimer
@@ -34,6 +35,7 @@ def list_timers(
 ) -> None:
     """Show the timers of a topic, or its dead letters."""
     with _timers(invocation, topic) as timers:
+        _tell_apart(invocation, timers)
         if dead:
             _list_dead(timers, limit, json_output=json_output)
             return
@@ -49,6 +51,24 @@ def list_timers(
     rows = [_row(timer, now) for timer in shown]
     console.print(table(f"Timers of {plain(topic)}", headings, rows))
     _tell_more(has_more)
+
+
+def _tell_apart(invocation: Invocation, timers: TopicTimers) -> None:
+    """Redis knows a topic by its timers alone, an application by its handlers too.
+
+    Raises OperationRefused for one that neither of them knows.
+    """
+    if timers.counts() != (0, 0):
+        return
+    handled = invocation.pipeline.timer_handlers
+    if invocation.app is None:
+        print_note(f"Redis has no timers of {plain(timers.topic)}, neither pending nor dead.")
+    elif timers.topic not in handled:
+        there = f"handlers: {', '.join(sorted(handled))}" if handled else "handlers of none"
+        raise OperationRefused(
+            f"There is no topic {timers.topic!r}: Redis has no timers of it, and {invocation.app} "
+            f"has {there}."
+        )
 
 
 def _list_dead(timers: TopicTimers, limit: int, *, json_output: bool) -> None:

@@ -2,6 +2,7 @@
 
 from penstock.stores.servers.pair import Servers, running_servers
 from penstock.stores.servers.postgres import EmbeddedPostgres
+from penstock.stores.servers.process import claimed
 from penstock.stores.servers.valkey import EmbeddedValkey
 
-__all__ = ["EmbeddedPostgres", "EmbeddedValkey", "Servers", "running_servers"]
+__all__ = ["EmbeddedPostgres", "EmbeddedValkey", "Servers", "claimed", "running_servers"]

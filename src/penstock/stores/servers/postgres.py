@@ -62,6 +62,11 @@ class EmbeddedPostgres:
         """The process id of the postmaster."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended since."""
+        return self._process.is_running
+
     def start(self) -> None:
         """Serve; returns when connections are accepted. Recovers first after a crash."""
         self.launch()

@@ -139,7 +139,7 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[int]:
+def claimed(folder: Path, *, patience_seconds: float = CLAIM_SECONDS) -> Iterator[int]:
     """Create the folder if needed and yield a descriptor that no other server holds.
 
     Every process that inherits the descriptor keeps the claim, so it ends with the last process
@@ -149,7 +149,7 @@ def claimed(folder: Path) -> Iterator[int]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline = time.monotonic() + CLAIM_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while not _try_claim(descriptor):
             if time.monotonic() > deadline:
                 raise ServerFailedToStart(

@@ -67,6 +67,11 @@ class EmbeddedValkey:
         """The process id of the server."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended since."""
+        return self._process.is_running
+
     def start(self) -> None:
         """Serve; returns when the data is loaded and commands are accepted."""
         self.launch()
