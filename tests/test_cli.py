@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -30,6 +31,8 @@ from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
+from penstock.telemetry.bus import unsubscribe
+from penstock.telemetry.logs import _tell_counted, write_signal
 from tests.bookkeeper import BILL, Bookkeeper
 from tests.databases import new_database
 from tests.waiting import SOON_SECONDS, wait_until
@@ -92,6 +95,10 @@ class Penstock:
             world.setattr(contracts, "_steps", {})
             with pytest.raises(SystemExit) as ended:
                 main()
+            # A command may have set up the log of this very process.
+            unsubscribe(write_signal)
+            _tell_counted()
+            logging.getLogger("penstock").handlers.clear()
         said = self.capture.readouterr()
         assert (ended.value.code or 0) == code, f"{ended.value.code}: {said.out}{said.err}"
         return Done(said.out, said.err)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from penstock.ops.replays import ReplayBooks
 from penstock.stores.inbox import Inbox
 from penstock.stores.operations import Operation
 from penstock.stores.replays import NoStart
-from penstock.telemetry.bus import unsubscribe
-from penstock.telemetry.logs import write_signal
 from tests.bench_of_one import Workbench
 from tests.replay_app import CONSUMER, TABLES
 from tests.test_cli import Done, Penstock
@@ -129,9 +126,7 @@ def shop(database_url: str) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def penstock(
-    tmp_path: Path, database_url: str, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Penstock]:
+def penstock(tmp_path: Path, database_url: str, capsys: pytest.CaptureFixture[str]) -> Penstock:
     variables = {
         "PENSTOCK_DATABASE_URL": database_url,
         "PENSTOCK_REDIS_URL": "none",
@@ -139,10 +134,7 @@ def penstock(
         "PENSTOCK_LEASE_RENEW_SECONDS": "0.3",
         "PYTHONPATH": str(ROOT),
     }
-    yield Command(tmp_path, variables, capsys)
-    # The command has set up the log of this very process.
-    unsubscribe(write_signal)
-    logging.getLogger("penstock").handlers.clear()
+    return Command(tmp_path, variables, capsys)
 
 
 # ── the whole way ──────────────────────────────────────────────────────────────────────────────

@@ -94,6 +94,8 @@ def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> Repl
     gives_up_at = time.monotonic() + patience_seconds
     with error_console.status("") as shown:
         while True:
+            # Asked before: its time may be up between a refusal and a look behind it.
+            workers = books.look(replay.name).workers
             try:
                 return books.finish(
                     replay.name,
@@ -103,7 +105,7 @@ def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> Repl
                 )
             except OperationRefused:
                 # A process that was killed counts as working on it until its time is up.
-                if not books.look(replay.name).workers or time.monotonic() > gives_up_at:
+                if not workers or time.monotonic() > gives_up_at:
                     raise
                 shown.update("all is handled; another process still seems to work on it")
                 threading.Event().wait(LOOK_SECONDS)
