@@ -23,7 +23,7 @@ from penstock.ops.replay_planning import ReplayPlanner, ReplayRequest
 from penstock.ops.replays import ReplayBooks
 from penstock.stores.inbox import Inbox
 from penstock.stores.operations import Operation
-from penstock.stores.replays import NoStart
+from penstock.stores.replays import NoStart, Replays
 from tests.bench_of_one import Workbench
 from tests.replay_app import CONSUMER, TABLES
 from tests.test_cli import Done, Penstock
@@ -461,6 +461,25 @@ def test_a_replay_ends_though_its_killed_worker_is_not_forgotten_yet(
         "UPDATE events.worker SET alive_until = clock_timestamp() + interval '6 s' RETURNING 1"
     )
     penstock(*REPLAY, "--resume", "again", LEASE_SECONDS="10")
+    assert shop.rows_of_replays() == 0
+
+
+def test_a_replay_ends_though_only_a_lease_tells_of_its_killed_worker(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be forgotten before its lease runs out, and while somebody looks."""
+    end_for_real = Replays.end
+
+    def end(replays: Replays, *arguments: Any) -> Any:
+        shop.ask(
+            "UPDATE events.stream_lease SET lease_until = clock_timestamp() + interval '0.3 s'"
+            " WHERE role ~ '@again' RETURNING 1"
+        )
+        monkeypatch.setattr(Replays, "end", end_for_real)
+        return end_for_real(replays, *arguments)
+
+    monkeypatch.setattr(Replays, "end", end)
+    penstock(*START, "--from", "1")
     assert shop.rows_of_replays() == 0
 
 

@@ -123,6 +123,10 @@ class OperationRefused(PenstockError):
     """The books do not allow what an operator asked; nothing was changed."""
 
 
+class ConsumerAtWork(OperationRefused):
+    """Somebody works for the consumer, or was killed so lately that it seems so."""
+
+
 class ConsumerUnknown(OperationRefused):
     """The database knows no consumer of that name, or several."""
 

@@ -18,7 +18,7 @@ from penstock.cli.invocation import Invocation
 from penstock.cli.letter_options import EXIT_INTERRUPTED
 from penstock.cli.output import error_console, print_json, print_note
 from penstock.core.replays import CANCELLED, Replay, ReplayProgress, ReplayState, ReplayTally
-from penstock.errors import OperationRefused
+from penstock.errors import ConsumerAtWork
 from penstock.ops.replays import ReplayBooks
 from penstock.runtime.stopping import told_of_stop_signals
 from penstock.stores.identity import operator_id
@@ -94,8 +94,6 @@ def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> Repl
     gives_up_at = time.monotonic() + patience_seconds
     with error_console.status("") as shown:
         while True:
-            # Asked before: its time may be up between a refusal and a look behind it.
-            workers = books.look(replay.name).workers
             try:
                 return books.finish(
                     replay.name,
@@ -103,9 +101,9 @@ def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> Repl
                         f"{deleted:,} rows of the replay deleted"
                     ),
                 )
-            except OperationRefused:
+            except ConsumerAtWork:
                 # A process that was killed counts as working on it until its time is up.
-                if not workers or time.monotonic() > gives_up_at:
+                if time.monotonic() > gives_up_at:
                     raise
                 shown.update("all is handled; another process still seems to work on it")
                 threading.Event().wait(LOOK_SECONDS)

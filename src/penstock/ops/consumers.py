@@ -13,7 +13,7 @@ import psycopg
 
 from penstock.core.options import ConsumerOptions
 from penstock.core.replays import is_replay_name
-from penstock.errors import ConsumerUnknown, OperationRefused, UsageError
+from penstock.errors import ConsumerAtWork, ConsumerUnknown, OperationRefused, UsageError
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 FORGET_BATCH = 1000
@@ -182,7 +182,7 @@ class Consumers:
         ).fetchall()
         if held or workers:
             places = ", ".join(f"{host} (pid {pid})" for host, pid in workers) or "no known host"
-            raise OperationRefused(
+            raise ConsumerAtWork(
                 f"{name} cannot be {done} while it runs: {held} of its lanes are held, and its "
                 f"workers are on {places}. Nothing was changed; stop them, wait until "
                 "`penstock consumers list` shows none, and try again."
