@@ -471,9 +471,9 @@ def test_a_replay_ends_though_only_a_lease_tells_of_its_killed_worker(
     end_for_real = Replays.end
 
     def end(replays: Replays, *arguments: Any) -> Any:
-        shop.ask(
-            "UPDATE events.stream_lease SET lease_until = clock_timestamp() + interval '0.3 s'"
-            " WHERE role ~ '@again' RETURNING 1"
+        assert shop.ask(
+            "UPDATE events.stream_lease SET owner_id = 'killed', lease_until = clock_timestamp()"
+            " + interval '0.3 s' WHERE role ~ '@again' RETURNING 1"
         )
         monkeypatch.setattr(Replays, "end", end_for_real)
         return end_for_real(replays, *arguments)
