@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from penstock.errors import (
 )
 from penstock.stores import redis_link, redis_log
 from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
-from penstock.stores.redis_link import Script
+from penstock.stores.redis_link import RedisLink, Script
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.servers import EmbeddedValkey
+from tests.proxy import Proxy
 from tests.publishing import hot_ids, ids, log_key
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -274,6 +275,13 @@ def test_a_key_that_is_something_else_concerns_one_stream_only(log: RedisLog, cl
 # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
 
+def read_patiently(log: RedisLog) -> list[tuple[int, bytes]]:
+    """As a lane does that has nothing else to do."""
+    while not (found := log.read("orders", after=0, count=10, wait_seconds=30)):
+        continue
+    return found
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_read_waits_for_the_next_entry(redis_url: str, client: Any, protocol: int) -> None:
     found: list[tuple[int, bytes]] = []
@@ -282,11 +290,7 @@ def test_a_read_waits_for_the_next_entry(redis_url: str, client: Any, protocol: 
         closing(RedisLog(redis_url)) as writer,
     ):
         open_log(writer)
-        reader = threading.Thread(
-            target=lambda: found.extend(
-                log.read("orders", after=0, count=10, wait_seconds=redis_log.WAIT_SECONDS_MAX)
-            )
-        )
+        reader = threading.Thread(target=lambda: found.extend(read_patiently(log)))
         reader.start()
         wait_until(
             lambda: any(c["cmd"] == "xread" and "b" in c["flags"] for c in client.client_list()),
@@ -295,6 +299,49 @@ def test_a_read_waits_for_the_next_entry(redis_url: str, client: Any, protocol: 
         append(writer, 1, 1)
         reader.join(SOON_SECONDS)
     assert found == [(1, b"entry 1")]
+
+
+def test_a_server_that_hangs_is_not_waited_for_again_and_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy.to(redis_url) as proxy, closing(RedisLog(proxy.url(redis_url))) as log:
+        open_log(log)
+        append(log, 1, 1)
+        with proxy.black_hole():
+            with pytest.raises(ServerUnavailable):
+                log.read("orders", after=0, count=10, wait_seconds=0.0)
+            # Whatever is asked from now on, the shortest of all limits holds.
+            monkeypatch.setattr(RedisLink, "call", only_with(redis_log.PROBE_SECONDS))
+            for ask in (
+                lambda: log.read("orders", after=0, count=10, wait_seconds=30),
+                lambda: append(log, 2, 2),
+                log.check,
+            ):
+                with pytest.raises(ServerUnavailable):
+                    ask()
+            monkeypatch.undo()
+        wait_until(lambda: answers(log), what="it answers again")
+        assert append(log, 2, 2) == 2
+        assert len(read_all(log)) == 2
+
+
+def answers(log: RedisLog) -> bool:
+    try:
+        log.check()
+    except ServerUnavailable:
+        return False
+    return True
+
+
+def only_with(seconds: float) -> Callable[..., Any]:
+    """Lets nobody wait for an answer for longer."""
+    call = RedisLink.call
+
+    def limited(link: RedisLink, *words: Any) -> Any:
+        assert link._pool.connection_kwargs["socket_timeout"] == seconds
+        return call(link, *words)
+
+    return limited
 
 
 def test_a_read_in_vain_returns_after_its_time(log: RedisLog) -> None:
@@ -473,12 +520,7 @@ def test_several_threads_wait_for_entries_each_on_its_own_connection(
     open_log(named_log)
     found: list[list[tuple[int, bytes]]] = []
     readers = [
-        threading.Thread(
-            target=lambda: found.append(
-                named_log.read("orders", after=0, count=10, wait_seconds=redis_log.WAIT_SECONDS_MAX)
-            )
-        )
-        for _ in range(3)
+        threading.Thread(target=lambda: found.append(read_patiently(named_log))) for _ in range(3)
     ]
     for reader in readers:
         reader.start()

@@ -12,9 +12,14 @@ import time
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock.errors import SettingsError
 
 # A connection that rested for longer may have been closed by the server or by something between.
 REST_SECONDS_MAX = 1.0
+CONNECT_SECONDS = 3.0
 # Used at no time that could be long ago: it is opened by its next command.
 _CLOSED = math.inf
 Word = str | int | bytes
@@ -75,6 +80,28 @@ class RedisLink:
         if time.monotonic() - used_at > REST_SECONDS_MAX:
             _drop_if_stale(connection)
         return connection
+
+
+def new_client(
+    url: str, socket_seconds: float, *, connect_seconds: float = CONNECT_SECONDS
+) -> redis.Redis:
+    """A client that never repeats a command by itself: the caller knows what is safe."""
+    try:
+        client = redis.Redis.from_url(
+            url,
+            socket_connect_timeout=connect_seconds,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError:
+        raise SettingsError(
+            "redis_url cannot be used. Write redis://user:password@host:port/0, rediss:// for "
+            "TLS, or unix:///path/to/socket"
+        ) from None
+    # Set here, because options in the URL would win over arguments.
+    client.connection_pool.connection_kwargs["socket_timeout"] = socket_seconds
+    client.connection_pool.connection_kwargs["decode_responses"] = False
+    return client
 
 
 def _drop_if_stale(connection: Any) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from penstock.core.masking import masked_url
 from penstock.errors import (
@@ -16,18 +14,18 @@ from penstock.errors import (
     PenstockError,
     ServerUnavailable,
     ServerUnsuitable,
-    SettingsError,
     StreamForeign,
 )
 from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
 from penstock.stores.queries import lua
-from penstock.stores.redis_link import RedisLink, Script
+from penstock.stores.redis_link import RedisLink, Script, new_client
 
 VERSION_MIN = (6, 2)
 FIELD = b"e"
 SOCKET_SECONDS = 3.0
-CONNECT_SECONDS = 3.0
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 1.0
+# A server that hangs is asked for a word now and then; whoever asks has other work to do.
+PROBE_SECONDS = 0.5
 APPEND_BYTES_MAX = 8 * 1024 * 1024
 BYTES_MAX = 256 * 1024 * 1024
 # The size of a log is looked at whenever such a part of what fits was written.
@@ -68,6 +66,9 @@ class RedisLog:
         # Connections of its own: a blocked read must not hold up an append, and its socket
         # has to be more patient than the longest wait.
         self._reader = RedisLink(new_client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS))
+        self._prober = RedisLink(new_client(url, PROBE_SECONDS, connect_seconds=PROBE_SECONDS))
+        self._is_silent = False
+        """Whether the last command was not answered in time."""
         self._scripts = {name: Script(lua(name)) for name in ("open", "append", "restart", "last")}
         self._is_checked = False
 
@@ -78,13 +79,14 @@ class RedisLog:
 
     def check(self) -> None:
         """Raise ServerUnsuitable unless the server is Redis 6.2 or newer, or Valkey."""
+        self._require_voice()
         try:
             server = self._client.info("server")
         except redis.exceptions.NoPermissionError:
             # Who may not ask for the version may still be allowed everything that matters.
             server = {}
         except _FAILURES as error:
-            raise self._in_our_words(error) from error
+            raise self._failure(error) from error
         self._is_checked = True
         version = str(server.get("redis_version", ""))
         if server.get("server_name") == "valkey" or not version:
@@ -175,6 +177,7 @@ class RedisLog:
         self._client.close()
         self._writer.close()
         self._reader.close()
+        self._prober.close()
         self._is_checked = False
 
     def _log_key(self, stream_name: str) -> str:
@@ -196,17 +199,32 @@ class RedisLog:
     def _ask(self, script: str, stream_name: str, *arguments: str | int | bytes) -> Any:
         if not self._is_checked:
             self.check()
+        self._require_voice()
         keys = [self._log_key(stream_name), self._meta_key(stream_name)]
         try:
             return self._writer.run(self._scripts[script], keys, *arguments)
         except _FAILURES as error:
-            raise self._in_our_words(error, stream_name) from error
+            raise self._failure(error, stream_name) from error
 
     def _call(self, link: RedisLink, stream_name: str, *words: str | int | bytes) -> Any:
+        self._require_voice()
         try:
             return link.call(*words)
         except _FAILURES as error:
-            raise self._in_our_words(error, stream_name) from error
+            raise self._failure(error, stream_name) from error
+
+    def _require_voice(self) -> None:
+        """A server that has left somebody waiting has to say a word before it is asked more."""
+        if self._is_silent:
+            try:
+                self._prober.call("PING")
+            except _FAILURES as error:
+                raise self._failure(error) from error
+            self._is_silent = False
+
+    def _failure(self, error: Exception, stream_name: str | None = None) -> PenstockError:
+        self._is_silent = isinstance(error, redis.TimeoutError)
+        return self._in_our_words(error, stream_name)
 
     def _in_our_words(self, error: Exception, stream_name: str | None = None) -> PenstockError:
         if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
@@ -250,26 +268,6 @@ def is_passing(error: Exception) -> bool:
 
 def _words(fence: Fence) -> tuple[str, str, int]:
     return fence.origin, fence.incarnation, fence.term
-
-
-def new_client(url: str, socket_seconds: float) -> redis.Redis:
-    """A client that never repeats a command by itself: the caller knows what is safe."""
-    try:
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError:
-        raise SettingsError(
-            "redis_url cannot be used. Write redis://user:password@host:port/0, rediss:// for "
-            "TLS, or unix:///path/to/socket"
-        ) from None
-    # Set here, because options in the URL would win over arguments.
-    client.connection_pool.connection_kwargs["socket_timeout"] = socket_seconds
-    client.connection_pool.connection_kwargs["decode_responses"] = False
-    return client
 
 
 def _outcome(status: str, text: str, stream_name: str) -> PenstockError:

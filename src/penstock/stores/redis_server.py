@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError
-from penstock.stores.redis_log import new_client
+from penstock.stores.redis_link import new_client
 
 ANSWER_SECONDS = 5.0
 

@@ -22,8 +22,8 @@ from redis.retry import Retry
 
 from penstock.core.masking import masked_url
 from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError, UsageError
-from penstock.stores.redis_link import RedisLink, Script, Word
-from penstock.stores.redis_log import CONNECT_SECONDS, SOCKET_SECONDS, is_passing
+from penstock.stores.redis_link import CONNECT_SECONDS, RedisLink, Script, Word
+from penstock.stores.redis_log import SOCKET_SECONDS, is_passing
 
 LOOK_AGAIN_SECONDS = 0.05
 CONNECTIONS_MAX = 16
