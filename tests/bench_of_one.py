@@ -153,11 +153,11 @@ class Workbench:
         ).fetchall()
 
 
-def _insert(worker: WorkerConnection, pending: list[Any]) -> None:
+def _insert(worker: WorkerConnection, pending: dict[str, list[Any]]) -> None:
     from penstock.core.outgoing import batch_json
 
-    if pending:
-        worker.execute("SELECT events.send_many(%(b)s::jsonb)", {"b": batch_json(pending)})
+    if events := pending.get("events"):
+        worker.execute("SELECT events.send_many(%(b)s::jsonb)", {"b": batch_json(events)})
 
 
 class NoCrew:

@@ -180,6 +180,10 @@ class OldColour(str, Enum):  # noqa: UP042 - whose str() is not its value
     RED = "red"
 
 
+class OldNumber(int, Enum):
+    ONE = 1
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -190,6 +194,8 @@ class OldColour(str, Enum):  # noqa: UP042 - whose str() is not its value
         (UUID(int=1), str(UUID(int=1))),
         (Colour.RED, "red"),
         (OldColour.RED, "red"),
+        (OldNumber.ONE, "1"),
+        (-(10**998), f"-1{'0' * 998}"),
         ("k" * KEY_LENGTH_MAX, "k" * KEY_LENGTH_MAX),
     ],
 )
@@ -207,6 +213,17 @@ def test_the_key_of_the_class_holds_unless_another_is_given() -> None:
 def test_other_keys_are_refused(key: Any) -> None:
     with pytest.raises(InvalidEvent, match=r"key .*sent"):
         encode(RawEvent("t", {}), key=key)
+
+
+@pytest.mark.parametrize("digits", [1001, 5000])
+def test_numbers_of_thousands_of_digits_are_refused_like_anything_else(digits: int) -> None:
+    # Python itself refuses to write the longer one out.
+    number = 10 ** (digits - 1)
+    for key in (number, -number):
+        with pytest.raises(InvalidEvent, match=r"key .*sent"):
+            encode(RawEvent("t", {}), key=key)
+    with pytest.raises(InvalidEvent, match="version"):
+        encode(RawEvent("t", {}, version=number))
 
 
 # ── refusals ───────────────────────────────────────────────────────────────────────────────────

@@ -79,7 +79,7 @@ def test_the_event_is_there_at_once_and_goes_with_the_transaction(
     send(connection, "lost")
     connection.rollback()
     assert outbox.sent == ["A"]
-    assert peek_pending(connection) == take_pending(connection) == []
+    assert (peek_pending(connection), take_pending(connection)) == ([], {})
 
 
 def test_a_rolled_back_savepoint_takes_its_events_along(
@@ -176,6 +176,55 @@ def test_autocommit_is_refused_outside_a_transaction_block(
         with pytest.raises(UnsafeTransaction):
             send(connection, "D")
     assert outbox.sent == ["B", "C"]
+
+
+def test_autocommit_is_refused_in_a_pipeline_too(database_url: str, outbox: Outbox) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        with connection.pipeline():
+            connection.execute("SELECT 1")
+            with pytest.raises(UnsafeTransaction, match=r"with connection\.transaction\(\)"):
+                send(connection, "A")
+        with connection.pipeline(), connection.transaction():
+            connection.execute("SELECT 1")
+            send(connection, "B")
+            with connection.transaction():
+                send(connection, "C")
+        with connection.transaction(), connection.pipeline():
+            connection.execute("SELECT 1")
+            send(connection, "D")
+        connection.execute("BEGIN")
+        send(connection, "E")
+        connection.execute("COMMIT")
+    assert outbox.sent == ["B", "C", "D", "E"]
+
+
+def test_so_it_is_on_an_asynchronous_connection(database_url: str, outbox: Outbox) -> None:
+    async def run() -> None:
+        connect = psycopg.AsyncConnection.connect
+        async with await connect(database_url, autocommit=True) as connection:
+            async with connection.pipeline():
+                await connection.execute("SELECT 1")
+                with pytest.raises(UnsafeTransaction):
+                    await sender.send_async(connection, "orders", RawEvent("A", {}))
+            async with connection.pipeline(), connection.transaction():
+                await sender.send_async(connection, "orders", RawEvent("B", {}))
+                await connection.execute("SELECT 1")
+                await sender.send_async(connection, "orders", RawEvent("C", {}))
+
+    asyncio.run(run())
+    assert outbox.sent == ["B", "C"]
+
+
+def test_two_phase_transactions_are_refused(
+    connection: psycopg.Connection[Any], outbox: Outbox
+) -> None:
+    connection.tpc_begin("sent in two phases")
+    with pytest.raises(UnsafeTransaction, match="two-phase"):
+        send(connection, "A")
+    connection.tpc_rollback()
+    send(connection, "B")
+    connection.commit()
+    assert outbox.sent == ["B"]
 
 
 def test_a_missing_schema_says_what_to_run(connection: psycopg.Connection[Any]) -> None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
+from traceback import format_exception
 from typing import Any
 from uuid import uuid4
 
@@ -283,6 +284,86 @@ def test_a_joined_session_inside_a_rolled_back_savepoint_loses_its_events(
     session.close()
 
 
+def test_an_idle_joined_session_loses_what_it_sent_since_a_savepoint_and_nothing_else(
+    engine: Engine, outbox: ShopOutbox
+) -> None:
+    with engine.connect() as connection, Session(connection) as session:
+        connection.begin()
+        send(session, "A")
+        savepoint = connection.begin_nested()
+        send(session, "lost")
+        send(connection, "lost too")
+        savepoint.rollback()
+        send(session, "B")
+        connection.begin_nested().commit()
+        savepoint = connection.begin_nested()
+        send(session, "lost as well")
+        savepoint.rollback()
+        connection.commit()
+    assert outbox.sent == ["A", "B"]
+
+
+def test_an_idle_joined_session_goes_on_after_a_savepoint_that_it_came_in(
+    engine: Engine, outbox: ShopOutbox
+) -> None:
+    with engine.connect() as connection, Session(connection) as session:
+        connection.begin()
+        savepoint = connection.begin_nested()
+        send(session, "lost")
+        savepoint.rollback()
+        send(session, "A")
+        connection.commit()
+    assert outbox.sent == ["A"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_joined_session_and_its_connection_keep_the_order_of_their_sends(
+    engine: Engine, outbox: ShopOutbox, mode: Any, joins: bool
+) -> None:
+    with engine.connect() as connection:
+        connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            send(session, "A", key="k")
+            send(connection, "B", key="k")
+            send(session, "C", key="k")
+            if joins:
+                session.execute(text("SELECT 1"))
+            send(connection, "D", key="k")
+            send(session, "E", key="k")
+            assert names(peek_pending(session)) == ["A", "B", "C", "D", "E"]
+            if joins:
+                session.commit()
+            connection.commit()
+    assert outbox.sent == ["A", "B", "C", "D", "E"]
+
+
+def test_an_idle_joined_session_is_part_of_every_transaction_of_its_connection(
+    engine: Engine, outbox: ShopOutbox
+) -> None:
+    with engine.connect() as connection, Session(connection) as session:
+        for name, ends in (
+            ("A", connection.commit),
+            ("lost", connection.rollback),
+            ("B", connection.commit),
+        ):
+            connection.begin()
+            send(session, name)
+            ends()
+    assert outbox.sent == ["A", "B"]
+
+
+def test_an_idle_joined_session_that_sends_while_its_connection_commits_is_heard(
+    engine: Engine, outbox: ShopOutbox
+) -> None:
+    with engine.connect() as connection, Session(connection) as session:
+        connection.begin()
+        send(connection, "A")
+        event.listen(engine, "commit", lambda _connection: send(session, "B"), once=True)
+        connection.commit()
+    assert outbox.sent == ["A", "B"]
+
+
 def test_engines_with_execution_options_tell_everything_once(
     engine: Engine, outbox: ShopOutbox
 ) -> None:
@@ -403,6 +484,20 @@ def test_an_outer_savepoint_rolled_back_before_its_inner_one_takes_both(
         send(connection, "D")
         connection.commit()
     assert outbox.sent == ["A", "D"]
+
+
+def test_savepoints_that_are_older_than_the_first_send_count_as_well(
+    engine: Engine, outbox: ShopOutbox
+) -> None:
+    with engine.begin() as connection:
+        outer = connection.begin_nested()
+        middle = connection.begin_nested()
+        send(connection, "lost")
+        connection.begin_nested().commit()
+        middle.commit()
+        outer.rollback()
+        send(connection, "A")
+    assert outbox.sent == ["A"]
 
 
 def test_a_savepoint_left_open_commits_with_the_transaction(
@@ -547,6 +642,18 @@ def test_a_failing_insert_takes_the_data_along(
         connection.rollback()
         assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 0
     assert (outbox.sent, outbox.orders) == (["A", "C"], [])
+
+
+def test_an_error_of_the_insert_quotes_no_event(session: Session, outbox: ShopOutbox) -> None:
+    outbox.connection.execute("BEGIN")
+    outbox.connection.execute("LOCK TABLE events.outbox_event")
+    session.execute(text("SET LOCAL lock_timeout = '10ms'"))
+    sender.send(session, "orders", RawEvent("A", {"note": "s3cret"}))
+    with pytest.raises(OperationalError, match="lock timeout") as raised:
+        session.commit()
+    outbox.connection.execute("ROLLBACK")
+    assert "s3cret" not in "".join(format_exception(raised.value))
+    assert outbox.sent == []
 
 
 def test_a_commit_that_fails_before_the_server_hears_of_it_leaves_no_open_transaction(
@@ -922,12 +1029,12 @@ def test_pending_events_can_be_looked_at_and_taken(engine: Engine, outbox: ShopO
             with session.begin_nested():
                 send(session, "C")
                 assert names(peek_pending(session)) == ["A", "B", "C"]
-            assert names(take_pending(session)) == ["A", "B", "C"]
+            assert names(take_pending(session)["events"]) == ["A", "B", "C"]
             assert peek_pending(session) == peek_pending(connection) == []
             send(session, "D")
             session.commit()
             assert names(peek_pending(session)) == names(peek_pending(connection)) == ["D"]
-            assert names(take_pending(connection)) == ["D"]
+            assert names(take_pending(connection)["events"]) == ["D"]
         connection.commit()
     assert outbox.sent == []
 
@@ -939,17 +1046,21 @@ def test_a_plain_session_shows_and_gives_what_it_remembers(
     session.begin_nested()
     send(session, "B")
     assert names(peek_pending(session)) == ["A", "B"]
-    assert names(take_pending(session)) == ["A", "B"]
-    assert take_pending(session) == []
+    assert names(take_pending(session)["events"]) == ["A", "B"]
+    assert take_pending(session) == {}
     session.commit()
     assert outbox.sent == []
 
 
-def test_taking_events_of_two_outboxes_is_refused(session: Session) -> None:
+def test_events_of_two_outboxes_are_taken_by_schema(session: Session) -> None:
     send(session, "A")
     make_sender("elsewhere").send(session, "orders", RawEvent("B", {}))
-    with pytest.raises(UsageError, match="several schemas"):
-        take_pending(session)
+    send(session, "C")
+    taken = take_pending(session)
+    assert {schema: names(events) for schema, events in taken.items()} == {
+        "events": ["A", "C"],
+        "elsewhere": ["B"],
+    }
 
 
 def test_each_schema_gets_its_own_events(
@@ -1031,7 +1142,7 @@ def test_events_sent_by_a_handler_carry_on_what_caused_them(session: Session) ->
             send(session, "bad", metadata=[1])
     finally:
         current_handling.reset(token)
-    outside, plain, own = take_pending(session)
+    outside, plain, own = take_pending(session)["events"]
     assert outside.metadata == "{}"
     assert plain.metadata == (
         f'{{"traceparent":"t","correlation_id":"c","causation_id":"{entry.event_uuid}"}}'

@@ -27,9 +27,8 @@ class HandlerSends:
 
     def insert(self, worker: WorkerConnection, session: Any) -> None:
         """What handlers remembered is inserted last, before the fence."""
-        pending = take_pending(session)
-        if pending:
-            self._send(worker, pending)
+        for schema, events in take_pending(session).items():
+            self._send(worker, schema, events)
 
     def tell(self, worker: WorkerConnection, trouble: Trouble) -> None:
         """Send an event about it, if there is a stream for that; not about that stream's own."""
@@ -44,11 +43,11 @@ class HandlerSends:
             limits=limits,
             producer=trouble.consumer.partition(".")[0],
         )
-        self._send(worker, [event])
+        self._send(worker, self._settings.schema, [event])
 
-    def _send(self, worker: WorkerConnection, events: list[OutgoingEvent]) -> None:
-        schema, control = self._settings.schema, self._control()
-        # Asked on the shared connection: the worker's may be sending ahead of its results.
-        batch = ask(control, preparing(place_of(control), schema, events))
+    def _send(self, worker: WorkerConnection, schema: str, events: list[OutgoingEvent]) -> None:
+        control = self._control()
         with errors_translated(schema):
+            # Asked on the shared connection: the worker's may be sending ahead of its results.
+            batch = ask(control, preparing(place_of(control), schema, events))
             worker.execute(Queries("outbox.sql", schema)["send_many"], {"batch": batch})

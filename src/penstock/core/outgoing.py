@@ -23,6 +23,7 @@ from penstock.core.events import Event, RawEvent
 from penstock.errors import InvalidEvent
 
 KEY_LENGTH_MAX: Final = 1000
+_KEY_NUMBERS_END: Final = 10**KEY_LENGTH_MAX
 VERSION_MAX: Final = 2**31 - 1
 # PostgreSQL refuses arrays beyond 256 MiB; the limit leaves room for its own bookkeeping.
 BATCH_BYTES_MAX: Final = 192 * 1024 * 1024
@@ -197,9 +198,13 @@ def _encode_key(event_type: str, key: Any) -> str | None:
     if key is None:
         return None
     if isinstance(key, str):
-        # The text itself, also where an Enum's __str__ would print its name.
+        # The text itself, as with numbers, also where an Enum's __str__ would print its name.
         text = str.__str__(key)
-    elif isinstance(key, int | UUID) and not isinstance(key, bool):
+    elif isinstance(key, int) and not isinstance(key, bool):
+        if abs(key) >= _KEY_NUMBERS_END:
+            raise _key_too_long(event_type, f"more than {KEY_LENGTH_MAX}")
+        text = int.__repr__(key)
+    elif isinstance(key, UUID):
         text = str(key)
     else:
         raise InvalidEvent(
@@ -207,16 +212,20 @@ def _encode_key(event_type: str, key: Any) -> str | None:
             "Use a str, an int or a UUID, or None for an event without a key."
         )
     if len(text) > KEY_LENGTH_MAX:
-        raise InvalidEvent(
-            f"{event_type}: a key of {len(text)} characters was not sent. A key names one thing "
-            f"whose events stay in order; use {KEY_LENGTH_MAX} characters at most."
-        )
+        raise _key_too_long(event_type, str(len(text)))
     if is_unstorable_text(text):
         raise InvalidEvent(
             f"{event_type}: the key holds a NUL or half a surrogate pair, which PostgreSQL cannot "
             "store. Nothing was sent; remove or encode it."
         )
     return text
+
+
+def _key_too_long(event_type: str, length: str) -> InvalidEvent:
+    return InvalidEvent(
+        f"{event_type}: a key of {length} characters was not sent. A key names one thing "
+        f"whose events stay in order; use {KEY_LENGTH_MAX} characters at most."
+    )
 
 
 def _encode_metadata(
@@ -235,4 +244,8 @@ def _encode_metadata(
 
 
 def _shortened(value: object) -> str:
-    return repr(value)[:PATH_LENGTH_MAX]
+    try:
+        return repr(value)[:PATH_LENGTH_MAX]
+    except ValueError:
+        # Python does not write numbers of thousands of digits.
+        return f"(a long {type(value).__name__})"

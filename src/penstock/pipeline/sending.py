@@ -20,7 +20,7 @@ from penstock.core.trace_context import TRACEPARENT, TRACESTATE
 from penstock.errors import InvalidEvent, UnsafeTransaction, UsageError
 from penstock.pipeline import session_buffer
 from penstock.pipeline.handling import current_handling
-from penstock.pipeline.transaction_buffer import Pending, buffer_of, open_buffer
+from penstock.pipeline.transaction_buffer import buffer_of, by_schema, open_buffer, pending_for
 from penstock.stores.identity import new_event_uuid
 from penstock.stores.outbox_writer import insert, insert_async
 from penstock.telemetry import tracing
@@ -130,7 +130,7 @@ class Sender:
             if not isinstance(plain, psycopg.AsyncConnection):
                 self._deliver(plain, outgoing)
             elif outgoing:
-                _refuse_autocommit(plain)
+                _require_safe(plain)
                 await insert_async(plain, self._schema, outgoing)
         return [each.event_uuid for each in outgoing]
 
@@ -187,10 +187,10 @@ class Sender:
         if not outgoing:
             return
         if isinstance(plain, psycopg.Connection):
-            _refuse_autocommit(plain)
+            _require_safe(plain)
             insert(plain, self._schema, outgoing)
             return
-        pending = [(self._schema, each) for each in outgoing]
+        pending = pending_for(self._schema, outgoing)
         if isinstance(plain, Session):
             session_buffer.remember(plain, pending)
         else:
@@ -207,31 +207,22 @@ def promise_of(stream: str, event_class: type, producer: str | None) -> Promise 
     return Promise(stream, event_class, producer)
 
 
-def take_pending(target: Any) -> list[OutgoingEvent]:
-    """Remove and return what the transaction of a session or connection was going to insert."""
+def take_pending(target: Any) -> dict[str, list[OutgoingEvent]]:
+    """Remove what the transaction of a session or connection was going to insert, by schema."""
     plain = _plain(target)
     if isinstance(plain, Session):
-        return _of_one_outbox(session_buffer.take(plain))
+        return by_schema(session_buffer.take(plain))
     buffer = buffer_of(plain) if isinstance(plain, Connection) else None
-    return _of_one_outbox([] if buffer is None else buffer.take())
+    return {} if buffer is None else by_schema(buffer.take())
 
 
 def peek_pending(target: Any) -> list[OutgoingEvent]:
     """What the transaction of a session or connection is going to insert when it commits."""
     plain = _plain(target)
     if isinstance(plain, Session):
-        return [event for _, event in session_buffer.waiting(plain)]
+        return [each.event for each in session_buffer.waiting(plain)]
     buffer = buffer_of(plain) if isinstance(plain, Connection) else None
-    return [] if buffer is None else [event for _, event in buffer.waiting()]
-
-
-def _of_one_outbox(pending: list[Pending]) -> list[OutgoingEvent]:
-    if len({schema for schema, _ in pending}) > 1:
-        raise UsageError(
-            "Events for several schemas were sent in one handler. Nothing was sent; send through "
-            "one pipeline only."
-        )
-    return [event for _, event in pending]
+    return [] if buffer is None else [each.event for each in buffer.waiting()]
 
 
 def _with_inheritance(metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -273,8 +264,19 @@ def _plain(target: Any) -> Plain:
     )
 
 
-def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+def _require_safe(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    # psycopg has no public name for it, nor for the number of open blocks below.
+    if getattr(connection, "_tpc", None) is not None:
+        raise UnsafeTransaction(
+            "Sending in a two-phase transaction is not supported: its outcome is decided "
+            "elsewhere. Nothing was sent; use a transaction on one database."
+        )
+    status = connection.info.transaction_status
+    # While a pipeline is under way, the status does not tell whether a transaction has begun.
+    is_unknown = status == TransactionStatus.ACTIVE and not getattr(
+        connection, "_num_transactions", 0
+    )
+    if connection.autocommit and (status == TransactionStatus.IDLE or is_unknown):
         raise UnsafeTransaction(
             "This psycopg connection is in autocommit mode, so the event could not be atomic with "
             "your data. Nothing was sent; send inside `with connection.transaction():`."

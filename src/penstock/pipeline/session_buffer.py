@@ -53,11 +53,10 @@ def waiting(session: Session) -> list[Pending]:
     """What the session's transaction is going to insert."""
     buffer = _buffer_under(session)
     events = [] if buffer is None else buffer.waiting()
-    counted = set() if buffer is None else {id(guest) for guest in buffer.guests}
     for early in _early_lists(session):
-        if id(early) not in counted:
+        if buffer is None or not buffer.has(early):
             events += early
-    return events
+    return sorted(events)
 
 
 def take(session: Session) -> list[Pending]:
@@ -75,16 +74,15 @@ def _keep_early(
 ) -> None:
     if _is_autocommit(transaction.session, bind):
         raise autocommit_refused()
-    early = _early.get(transaction)
-    if early is None:
-        early = _early[transaction] = []
+    early = _early.setdefault(transaction, [])
+    below = _connection_of(_lineage(transaction)[0], bind)
+    if below is None and isinstance(bind, Connection) and bind.in_transaction():
+        below = bind
+    if below is None:
+        early.extend(pending)
+    else:
         # Whoever commits the connection below commits these too, even if the session is idle.
-        below = _connection_of(_lineage(transaction)[0], bind)
-        if below is None and isinstance(bind, Connection) and bind.in_transaction():
-            below = bind
-        if below is not None:
-            open_buffer(below).guests.append(early)
-    early.extend(pending)
+        open_buffer(below).add(below, pending, guest=early)
 
 
 def _move(transaction: SessionTransaction, connection: Connection) -> None:

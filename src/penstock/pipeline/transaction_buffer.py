@@ -4,16 +4,17 @@ An event belongs to the transaction on a `Connection`, because that is what comm
 for it. Buffers hang on transaction objects by weak references: nothing keeps a connection alive,
 and nothing can survive into the next transaction.
 
-Savepoints are followed through SQLAlchemy (`begin_nested`); one made by a literal SAVEPOINT
-statement is not seen.
+COMMIT and savepoints are followed through SQLAlchemy (`commit`, `begin_nested`); those of literal
+statements, or of the driver's own methods, are not seen.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import chain, count, repeat
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, event
@@ -28,28 +29,60 @@ from penstock.core.outgoing import OutgoingEvent
 from penstock.errors import OutcomeUnknown, UnsafeTransaction
 from penstock.stores.outbox_writer import insert_through_sqlalchemy
 
-Pending: TypeAlias = tuple[str, OutgoingEvent]
-"""An event and the schema of the outbox that it is meant for."""
+_numbers = count()
+
+
+class Pending(NamedTuple):
+    """An event that waits, and the schema of the outbox that it is meant for."""
+
+    number: int
+    """Grows with every send of the process, through whatever it was sent."""
+    schema: str
+    event: OutgoingEvent
+
+
+def pending_for(schema: str, events: Iterable[OutgoingEvent]) -> list[Pending]:
+    """The events, sent just now."""
+    return [Pending(next(_numbers), schema, event) for event in events]
+
+
+def by_schema(pending: Iterable[Pending]) -> dict[str, list[OutgoingEvent]]:
+    """The events for each outbox, in the order in which they were sent."""
+    outboxes: dict[str, list[OutgoingEvent]] = {}
+    for each in sorted(pending):
+        outboxes.setdefault(each.schema, []).append(each.event)
+    return outboxes
 
 
 @dataclass(slots=True)
 class TransactionBuffer:
     """What one transaction on a connection is going to insert when it commits."""
 
-    events: list[Pending] = field(default_factory=list)
-    guests: list[list[Pending]] = field(default_factory=list)
-    """Events of sessions that share this transaction and have not used it themselves yet."""
-    marks: list[tuple[str | None, int, int]] = field(default_factory=list)
-    """Per savepoint, outermost first: the one around it; how many events and guests it found."""
+    lists: list[list[Pending]] = field(default_factory=lambda: [[]])
+    """Its own events; then those of each session that shares it and has not used it itself yet."""
+    marks: list[tuple[str | None, list[int]]] = field(default_factory=list)
+    """Per savepoint, outermost first: the one around it; how many events it found in each list."""
     is_committing: bool = False
     has_inserted: bool = False
 
-    def add(self, connection: Connection, pending: Iterable[Pending]) -> None:
-        """Remember events, or insert them if the COMMIT is already on its way."""
+    def add(
+        self,
+        connection: Connection,
+        pending: Sequence[Pending],
+        guest: list[Pending] | None = None,
+    ) -> None:
+        """Remember events, in a guest's list if there is one; during the COMMIT, insert them."""
         if self.is_committing:
-            self._insert(connection, list(pending))
-        else:
-            self.events.extend(pending)
+            self._insert(connection, pending)
+            return
+        waiting = self.lists[0] if guest is None else guest
+        if not self.has(waiting):
+            self.lists.append(waiting)
+        waiting.extend(pending)
+
+    def has(self, waiting: list[Pending]) -> bool:
+        """Whether this very list is inserted with the transaction."""
+        return any(each is waiting for each in self.lists)
 
     def insert_all(self, connection: Connection) -> None:
         """Insert everything that waits. What is sent from now on is inserted at once."""
@@ -58,28 +91,26 @@ class TransactionBuffer:
 
     def waiting(self) -> list[Pending]:
         """What would be inserted now."""
-        return [*self.events, *(pending for guest in self.guests for pending in guest)]
+        return sorted(chain(*self.lists))
 
     def take(self) -> list[Pending]:
         """What would be inserted now; it waits no longer."""
         taken = self.waiting()
-        for waiting in (self.events, *self.guests):
+        for waiting in self.lists:
             waiting.clear()
         return taken
 
     def begin_savepoint(self, around: str | None) -> None:
         """Mark where a savepoint begins."""
         self._forget_savepoints_inside(around)
-        self.marks.append((around, len(self.events), len(self.guests)))
+        self.marks.append((around, [len(waiting) for waiting in self.lists]))
 
     def rollback_savepoint(self, name: str) -> None:
-        """Drop what was sent since. A savepoint without a mark is older than the first event."""
+        """Drop what was sent since."""
         self._forget_savepoints_inside(name)
-        _, events, guests = self.marks[-1] if self.marks else (None, 0, 0)
-        del self.events[events:]
-        for guest in self.guests[guests:]:
-            guest.clear()
-        del self.guests[guests:]
+        found = self.marks[-1][1] if self.marks else []
+        for waiting, length in zip(self.lists, chain(found, repeat(0)), strict=False):
+            del waiting[length:]
 
     def _forget_savepoints_inside(self, name: str | None) -> None:
         for index, mark in enumerate(self.marks):
@@ -87,11 +118,8 @@ class TransactionBuffer:
                 del self.marks[index:]
                 return
 
-    def _insert(self, connection: Connection, pending: list[Pending]) -> None:
-        by_schema: dict[str, list[OutgoingEvent]] = {}
-        for schema, outgoing in pending:
-            by_schema.setdefault(schema, []).append(outgoing)
-        for schema, events in by_schema.items():
+    def _insert(self, connection: Connection, pending: Sequence[Pending]) -> None:
+        for schema, events in by_schema(pending).items():
             insert_through_sqlalchemy(connection, schema, events)
             self.has_inserted = True
 
@@ -113,7 +141,10 @@ def open_buffer(connection: Connection) -> TransactionBuffer:
     # Like any statement, a send begins the transaction that it belongs to.
     transaction = connection.get_transaction() or connection.begin()
     _require_safe(connection, transaction)
-    return _buffers.setdefault(transaction, TransactionBuffer())
+    buffer = _buffers.get(transaction)
+    if buffer is None:
+        buffer = _buffers[transaction] = TransactionBuffer(marks=_marks_of_open(connection))
+    return buffer
 
 
 def watch(engine: Engine) -> None:
@@ -126,6 +157,7 @@ def watch(engine: Engine) -> None:
         if engine in _watched:
             return
         event.listen(engine, "commit", _on_commit)
+        event.listen(engine, "rollback", _on_rollback)
         event.listen(engine, "savepoint", _on_savepoint)
         event.listen(engine, "rollback_savepoint", _on_rollback_savepoint)
         event.listen(engine, "handle_error", _on_error)
@@ -169,6 +201,12 @@ def _on_commit(connection: Connection) -> None:
         raise
 
 
+def _on_rollback(connection: Connection) -> None:
+    # The buffer goes with the transaction, but the lists of idle sessions are also theirs.
+    if (buffer := buffer_of(connection)) is not None:
+        buffer.take()
+
+
 def _undo(connection: Connection) -> None:
     # SQLAlchemy takes a commit that raised for a transaction that is over: it would send no
     # ROLLBACK, and the next user of the pooled connection would inherit the open transaction.
@@ -188,6 +226,16 @@ def _on_savepoint(connection: Connection, _name: str | None) -> None:
 def _on_rollback_savepoint(connection: Connection, name: str, _context: None) -> None:
     if (buffer := buffer_of(connection)) is not None:
         buffer.rollback_savepoint(name)
+
+
+def _marks_of_open(connection: Connection) -> list[tuple[str | None, list[int]]]:
+    """The marks of savepoints that are older than the first event: they found nothing."""
+    around: list[str | None] = []
+    nested = connection.get_nested_transaction()
+    while nested is not None:
+        nested = nested._previous_nested  # noqa: SLF001 - as below
+        around.append(_name_of(nested))
+    return [(name, []) for name in reversed(around)]
 
 
 def _name_of(nested: NestedTransaction | None) -> str | None:

@@ -23,6 +23,7 @@ from penstock.stores.queries import Queries
 from penstock.stores.questions import Questions, Statement, ask, place_of
 
 BREAKS_SHOWN = 10
+SEEN_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ def keeping(place: object, schema: str, promises: Iterable[Promise]) -> Question
         variants = [Variant(*row) for row in (yield Statement(sql["variants"], parameters))]
         same = [one for one in variants if one.schema_hash == described.schema_hash]
         if any(one.is_producer_known for one in same):
+            if len(_seen) >= SEEN_MAX:
+                _seen.clear()
             # Not before it was found: a transaction that recorded it may have been rolled back.
             _seen.add((place, schema, promise))
             continue

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import psycopg
 import sqlalchemy
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import StatementError
 
 from penstock.core.outgoing import OutgoingEvent, batch_json
 from penstock.core.require import require
@@ -31,6 +31,7 @@ from penstock.stores.questions import (
     ask_async,
     ask_through_sqlalchemy,
     place_of,
+    place_under,
 )
 from penstock.stores.sealing import forget, sealing
 from penstock.telemetry.bus import emit
@@ -54,7 +55,7 @@ def insert_through_sqlalchemy(
     )
     statement = sqlalchemy.text(Queries("outbox.sql", schema)["send_many_sqlalchemy"])
     with errors_translated(schema):
-        questions = preparing(connection.engine.url, schema, events)
+        questions = preparing(place_under(connection), schema, events)
         batch = ask_through_sqlalchemy(connection, questions)
         # Fetched, because behind a server-side cursor the function runs no earlier.
         connection.execute(statement, {"batch": batch}).scalar_one()
@@ -96,7 +97,9 @@ def errors_translated(schema: str) -> Iterator[None]:
     """What the database refuses, in our words. No event is quoted."""
     try:
         yield
-    except DBAPIError as error:
+    except StatementError as error:
+        # It would print the parameters, and they are the events.
+        error.hide_parameters = True
         _raise_translated(error, error.orig, schema)
     except psycopg.Error as error:
         _raise_translated(error, error, schema)

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from weakref import ref
 
 import psycopg
 import sqlalchemy
@@ -36,6 +37,15 @@ Questions: TypeAlias = Generator[Statement | Work, Any, T]
 def place_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> object:
     """What tells the databases apart that a process talks to."""
     return (connection.info.host, connection.info.port, connection.info.dbname)
+
+
+def place_under(connection: sqlalchemy.Connection) -> object:
+    """The same for any driver. A URL does not tell: engines may make connections by other means."""
+    driver = connection.connection.driver_connection
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return place_of(driver)
+    # Weak, since what is remembered of a place may outlive its engine.
+    return ref(connection.engine.pool)
 
 
 def ask(connection: psycopg.Connection[Any], questions: Questions[T]) -> T:

@@ -31,6 +31,7 @@ from penstock.stores.questions import (
     ask_async,
     ask_through_sqlalchemy,
     place_of,
+    place_under,
 )
 from penstock.stores.sealing import forget
 
@@ -71,7 +72,7 @@ def ask_in_connection(connection: sqlalchemy.Connection, schema: str, asking: As
                 "In autocommit mode a timer would not be atomic with your data. Nothing was "
                 'changed; use a connection without isolation_level="AUTOCOMMIT".'
             )
-        return ask_through_sqlalchemy(connection, asking(connection.engine.url))
+        return ask_through_sqlalchemy(connection, asking(place_under(connection)))
 
 
 def ask_in_psycopg(connection: psycopg.Connection[Any], schema: str, asking: Asking[T]) -> T:
