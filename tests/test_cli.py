@@ -451,6 +451,36 @@ def test_an_answer_that_cannot_be_written_is_one_message(penstock: Penstock) -> 
     assert "ignored" not in done.stderr
 
 
+def test_run_works_where_nothing_can_be_written_about_it(shop: Penstock, database_url: str) -> None:
+    create_invoices(database_url)
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "--app", "shop:pipeline", "run", "--no-spare"],
+            cwd=shop.folder,
+            env=shop.environment({}),
+            stderr=full,
+        )
+    try:
+        send_order(shop, 1)
+        wait_until(lambda: count(database_url, "invoice") == 1, what="the order is billed")
+        process.terminate()
+        assert process.wait(SOON_SECONDS) == 0
+    finally:
+        process.kill()
+
+
+def test_an_exit_code_is_the_same_where_the_error_cannot_be_written(penstock: Penstock) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", "run"],
+            cwd=penstock.folder,
+            env=penstock.environment({}),
+            stderr=full,
+            check=False,
+        )
+    assert done.returncode == 2
+
+
 def test_whoever_interrupts_before_it_began_sees_no_traceback(
     penstock: Penstock, tmp_path: Path
 ) -> None:

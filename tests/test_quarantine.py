@@ -32,7 +32,8 @@ from penstock.runtime.posts import (
     RestartAfter,
     SetAside,
 )
-from penstock.runtime.quarantine import Quarantined
+from penstock.runtime.quarantine import ANSWER_SECONDS, Quarantine, Quarantined
+from tests.proxy import Proxy
 
 CRASH = Crash("w-1", 1.0, 0.5, -11, datetime(2026, 1, 31, tzinfo=UTC), was_silent=True)
 Command = Callable[..., str]
@@ -107,6 +108,20 @@ def test_the_first_history_stays(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         quarantine(connection, Quarantined("shop.bill", "another", ()))
         assert [row.reason for row in read_all(connection)] == ["5 crashes within 60 s"]
+
+
+def test_whoever_has_nothing_to_write_does_not_wait_for_a_database_that_is_silent(
+    database_url: str,
+) -> None:
+    with Proxy.to(database_url) as proxy:
+        table = QuarantineTable(Settings(database_url=proxy.url(database_url)))
+        kept = Quarantine(table)
+        kept.start(lambda: None)
+        assert kept.is_known
+        with proxy.black_hole():
+            began_at = time.monotonic()
+            kept.stop()
+            assert time.monotonic() - began_at < ANSWER_SECONDS / 2
 
 
 def test_a_dead_worker_is_forgotten_and_its_suspect_explains_it(database_url: str) -> None:

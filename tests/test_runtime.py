@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from penstock.core.leases import Lease
 from penstock.core.progress import IDLE, Progress
@@ -79,6 +80,13 @@ def test_a_server_that_goes_away_is_said_once_and_waited_for(heard: list[Any]) -
     assert script.closed == 3
     names = [type(signal).__name__ for signal in heard]
     assert names == ["ServerLost", "ServerFound"]
+
+
+@pytest.mark.parametrize("name", ["25006", "53100", "53200", "53300", "57P01", "58030"])
+def test_a_server_that_is_not_well_is_waited_for(name: str, heard: list[Any]) -> None:
+    error = psycopg.errors.lookup(name)
+    run(error("not now"), DBAPIError("SELECT 1", None, error("not now")), Progress(1))
+    assert [type(signal) for signal in heard] == [signals.ServerLost, signals.ServerFound]
 
 
 def test_a_lost_lease_reopens_the_stage() -> None:
@@ -187,6 +195,34 @@ def test_a_lease_that_cannot_be_renewed_is_known_to_be_over(
     connection.execute("UPDATE events.stream_lease SET owner_id = 'rival', term = term + 1")
     wait_until(lambda: not short.is_held(lease), what="the loss is noticed")
     short.close()
+
+
+def test_a_renewal_that_arrives_too_late_does_not_bring_a_lease_back(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    late, rival = keeper(database_url), keeper(database_url)
+    lease = acquired(late, connection)
+    connection.execute("UPDATE events.stream_lease SET lease_until = clock_timestamp()")
+    assert LeaseTable().renew(connection, [lease], 30.0) == {}
+    assert acquired(rival, connection).term == lease.term + 1
+    late.close()
+    rival.close()
+
+
+def test_a_lease_that_was_given_up_in_time_and_renewed_after_all_is_taken_again_at_once(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    with Proxy.to(database_url) as proxy, proxy.refusing():
+        own = keeper(proxy.url(database_url), lease_seconds=0.4, lease_renew_seconds=0.1)
+        lease = acquired(own, connection)
+        ended = threading.Event()
+        own.guard(lease, ended.set)
+        wait_until(lambda: not own.is_held(lease) and ended.is_set(), what="it is given up")
+        # As by a renewal that was under way for long.
+        connection.execute("UPDATE events.stream_lease SET lease_until = 'infinity'")
+        again = acquired(own, connection)
+        assert (again.term, again.was_clean) == (lease.term + 1, True)
+        own.close()
 
 
 def test_a_lease_whose_checkpoint_went_back_is_given_up_and_taken_anew(

@@ -142,6 +142,10 @@ class ServerUnavailable(PenstockError):
     """PostgreSQL or Redis cannot be reached now; waiting and trying again is safe."""
 
 
+class ServerReadOnly(ServerUnavailable):
+    """PostgreSQL answers, but takes no writes now: a standby, or one that was told to."""
+
+
 class ServerUnsuitable(PenstockError):
     """PostgreSQL or Redis answers, but cannot be used as it is."""
 

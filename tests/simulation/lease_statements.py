@@ -59,7 +59,8 @@ def renew(transaction: Transaction, parameters: Parameters) -> Rows:
         parameters["roles"], parameters["owner_ids"], parameters["terms"], strict=True
     ):
         row = database.leases.get(role)
-        if row is not None and (row.owner_id, row.term) == (owner, term):
+        is_ours = row is not None and (row.owner_id, row.term) == (owner, term)
+        if row is not None and is_ours and row.until >= database.machine.now:
             database.leases[role] = row._replace(until=until)
             kept.append((database.stream_name, role, row.checkpoint))
     return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -31,12 +32,15 @@ if not console.is_terminal:
 
 def print_error(message: str) -> None:
     """Say on stderr what went wrong."""
-    error_console.print(Text.assemble(("Error: ", "bold red"), message))
+    with suppress(OSError):
+        error_console.print(Text.assemble(("Error: ", "bold red"), message))
 
 
 def print_note(message: str) -> None:
     """Say on stderr what is going on, so that stdout stays the answer."""
-    error_console.print(message)
+    # A full disk under the log is no reason to end, or not to begin.
+    with suppress(OSError):
+        error_console.print(message)
 
 
 def confirm(what: str, *, yes: bool) -> None:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated
 
+import psycopg
 import typer
 
 from penstock.cli.invocation import Invocation, invocation_of
@@ -27,6 +28,7 @@ from penstock.runtime.metric_pipe import measured
 from penstock.runtime.posts import EXIT_SURROUNDINGS
 from penstock.runtime.stopping import end_with_parent, stop_on_signals
 from penstock.stores.identity import new_token
+from penstock.stores.postgres import trouble_in_words
 from penstock.telemetry.logs import LEVELS, Format, configure_logging
 
 LogLevel = Annotated[
@@ -149,9 +151,12 @@ def _look_at_servers(invocation: Invocation, roles: Iterable[str]) -> None:
         invocation.pipeline.register_contracts()
         invocation.pipeline.check_hot_log()
         invocation.pipeline.check_timers(roles)
-    except ServerUnavailable as error:
+    except (ServerUnavailable, psycopg.Error) as error:
+        told = error if isinstance(error, ServerUnavailable) else trouble_in_words(error)
+        if not isinstance(told, ServerUnavailable):
+            raise
         # Workers outlive an absent server, so its absence now is no reason to give up.
-        print_note(f"{error} The workers wait for it.")
+        print_note(f"{told} The workers wait for it.")
 
 
 def work(

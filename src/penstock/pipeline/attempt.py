@@ -20,7 +20,7 @@ from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.pipeline.traced import traced
 from penstock.stores.inbox import Claim
-from penstock.stores.worker_connection import WorkerConnection
+from penstock.stores.worker_connection import WorkerConnection, raise_if_read_only
 
 DRIVER = ("psycopg", "psycopg_c", "psycopg_binary", "penstock")
 """Whose words about a lost connection quote no event: the driver's, and ours around it."""
@@ -151,6 +151,7 @@ def undone_on_error(worker: WorkerConnection, consumer: str) -> Iterator[None]:
             ) from cause
         if not isinstance(cause, HandlerTimeout):
             worker.rollback()
+            raise_if_read_only(worker, cause)
         if isinstance(error, HandlerFailed | LeaseLost):
             raise
         raise HandlerFailed(error, None) from error

@@ -23,7 +23,7 @@ from penstock.stores.archive import ArchiveTable
 from penstock.stores.cleanup import AGED_TABLES, AgedTable, Cleanup
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
-from penstock.stores.postgres import connect, is_lost
+from penstock.stores.postgres import connect, is_outage
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
@@ -172,7 +172,7 @@ class Janitor:
         try:
             return self._work(started_at)
         except psycopg.Error as error:
-            if is_lost(error):
+            if is_outage(error):
                 raise
             table = self._tasks.popleft().table if self._tasks else "stream"
             emit(signals.PruningFailed(table, str(error).strip()))

@@ -276,7 +276,7 @@ class Lane:
         except HandlerFailed as failure:
             return self._after_failure(batch, lease, failure)
         except ServerUnavailable as error:
-            if not (self._leases.is_held(lease) and self._losses.note(batch)):
+            if not (self._leases.is_held(lease) and self._losses.note(batch, error)):
                 raise
             return self._after_failure(batch, lease, failure_of(batch, error))
         self._losses.forget(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.core.isolation import Batch, split
-from penstock.errors import ConnectionBroken, ServerUnavailable
+from penstock.errors import ConnectionBroken, ServerReadOnly, ServerUnavailable
 from penstock.pipeline.calling import HandlerFailed
 
 LOSSES_MAX = 3
@@ -20,8 +20,10 @@ class Losses:
         """By the first position of what was being handled."""
         self._suspect_to = 0
 
-    def note(self, batch: Batch) -> bool:
+    def note(self, batch: Batch, error: ServerUnavailable) -> bool:
         """One more. Returns whether that is no chance any more, but the event's doing."""
+        if isinstance(error, ServerReadOnly):
+            return False
         count = self._in_a_row[batch.first] = self._in_a_row.get(batch.first, 0) + 1
         if count >= SUSPECT_FROM:
             self._suspect_to = max(self._suspect_to, batch.last)

@@ -17,7 +17,7 @@ from penstock.pipeline.timer_keys import TimerKeys
 from penstock.pipeline.timer_preparing import KeyMissing, Preparing, Unfit
 from penstock.pipeline.timer_refusals import is_unfit, reason_of
 from penstock.stores.migrations import require_current
-from penstock.stores.postgres import connect, is_lost
+from penstock.stores.postgres import connect, is_outage
 from penstock.stores.timekeeping import DueTimer, Exceptions, Firing, PreparedTimer, Timekeeping
 from penstock.stores.timer_wakeup import Hold, TimerWakeup
 from penstock.telemetry import signals
@@ -99,7 +99,7 @@ class Timekeeper:
         try:
             progress = self._fire()
         except psycopg.Error as error:
-            if is_lost(error) or is_nobodys_fault(error):
+            if is_outage(error) or is_nobodys_fault(error):
                 raise
             return self._fail(error)
         self._failure = None

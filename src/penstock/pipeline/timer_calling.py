@@ -19,7 +19,7 @@ from penstock.pipeline.handling import current_handling
 from penstock.pipeline.timer_signature import Part, TimerPlan
 from penstock.stores.async_worker_connection import enter_loop, leave_loop
 from penstock.stores.timer_inbox import TimerInbox
-from penstock.stores.worker_connection import WorkerConnection
+from penstock.stores.worker_connection import WorkerConnection, raise_if_read_only
 
 T = TypeVar("T")
 Caller = Callable[[Callable[..., Any], list[Any]], Any]
@@ -170,6 +170,7 @@ class ExactlyOnceCalls:
                 ) from cause
             if not isinstance(cause, HandlerTimeout):
                 worker.rollback()
+                raise_if_read_only(worker, cause)
             if cause is not error:
                 raise cause from error
             raise

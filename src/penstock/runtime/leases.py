@@ -133,9 +133,13 @@ class LeaseKeeper:
 
     def forget(self, lease: Lease, reason: str) -> None:
         """Stop renewing a lease that is lost."""
+        key = (lease.stream_name, lease.role)
         with self._lock:
-            was_held = self._held.pop((lease.stream_name, lease.role), None)
-        if was_held is not None:
+            held = self._held.get(key)
+            was_held = held is not None and held.lease.term == lease.term
+            if was_held:
+                del self._held[key]
+        if was_held:
             emit(signals.LeaseLost(lease.stream_name, lease.role, lease.owner_id, reason))
 
     def abandon(self, lease: Lease, reason: str) -> None:
@@ -211,7 +215,8 @@ class LeaseKeeper:
         for lease, end in ends:
             assert end is not None
             end()
-            self.forget(lease, "it could not be renewed in time")
+            # A renewal may be under way that arrives in time after all: it is ours to take then.
+            self.abandon(lease, "it could not be renewed in time")
 
     def _renew_for_ever(self) -> None:
         while not self._stop.wait(self._settings.lease_renew_seconds):

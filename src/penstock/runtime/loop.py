@@ -14,7 +14,7 @@ from penstock.core.progress import Progress
 from penstock.errors import LeaseLost, ServerUnavailable
 from penstock.runtime.heartbeat import LoopPulse
 from penstock.stores.outage import Outage
-from penstock.stores.postgres import is_lost
+from penstock.stores.postgres import is_outage
 
 
 class Stage(Protocol):
@@ -72,8 +72,8 @@ class Loop:
             stage.wait(self._stop)
 
     def _outlive(self, error: Exception) -> None:
-        """Wait for a server that went away or is too busy; anything else is not ours to swallow."""
-        if not isinstance(error, ServerUnavailable) and not is_lost(error) and not _passes(error):
+        """Wait for a server that is away or not well; anything else is not ours to swallow."""
+        if not isinstance(error, ServerUnavailable) and not is_outage(error) and not _passes(error):
             raise error
         self._outage.begin(error)
         self._pause(self._outage.pause_seconds)

@@ -16,6 +16,8 @@ from penstock.stores.outage import Outage
 
 POLL_SECONDS = 2.0
 ANSWER_SECONDS = 6.0
+# With nothing left to write there is nothing to lose; enough to close the connection properly.
+FAREWELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class Quarantine:
         self._is_stopping = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(ANSWER_SECONDS)
+            with self._lock:
+                seconds = ANSWER_SECONDS if self._unwritten else FAREWELL_SECONDS
+            self._thread.join(seconds)
 
     def _keep(self) -> None:
         assert self._store is not None

@@ -122,6 +122,11 @@ def trouble_in_words(error: BaseException) -> PenstockError | None:
             f"The connection to PostgreSQL broke: {told}. What was committed before stays; give "
             "the command again once the server is back."
         )
+    if is_outage(cause):
+        return ServerUnavailable(
+            f"PostgreSQL cannot do this now: {told}. What was committed before stays; try again "
+            "once the server is well."
+        )
     if isinstance(cause, psycopg.errors.InsufficientPrivilege):
         return ServerUnsuitable(
             f"PostgreSQL refuses this role: {told}. Use a role that may do this, or grant it what "
@@ -141,3 +146,19 @@ def is_lost(error: BaseException) -> bool:
         return not sqlstate or sqlstate.startswith("08") or sqlstate in _LOST_STATES
     original = getattr(error, "orig", None)
     return original is not None and is_lost(original)
+
+
+READ_ONLY_STATE = "25006"
+_OUTAGE_STATES = frozenset({READ_ONLY_STATE, "53000", "53100", "53200", "53300", "58030"})
+"""Takes no writes, has no room, memory or connections left, or cannot use its disk."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the server is to blame for an error, and not the statement: waiting helps."""
+    return is_lost(error) or state_of(error) in _OUTAGE_STATES
+
+
+def state_of(error: BaseException) -> str | None:
+    """The SQLSTATE of an error of psycopg's, also where SQLAlchemy has wrapped it."""
+    cause = error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
+    return cause.sqlstate if isinstance(cause, psycopg.Error) else None

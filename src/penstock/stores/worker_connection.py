@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from penstock.core.handlers import require_done
+from penstock.errors import ServerReadOnly
 from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct
 from penstock.stores.guard import (
     Guard,
@@ -28,7 +29,14 @@ from penstock.stores.guard import (
     require_first,
 )
 from penstock.stores.patient_pipeline import PatientPipeline, patient_pipeline
-from penstock.stores.postgres import connect_arguments, conninfo, unreachable
+from penstock.stores.postgres import (
+    READ_ONLY_STATE,
+    connect_arguments,
+    conninfo,
+    state_of,
+    unreachable,
+)
+from penstock.stores.queries import Queries
 
 T = TypeVar("T")
 Parameters = dict[str, Any]
@@ -243,6 +251,19 @@ class SyncWorkerConnection:
                 yield
             finally:
                 self._pipeline = None
+
+
+def raise_if_read_only(worker: WorkerConnection, cause: Exception) -> None:
+    """After a rollback: say so if it is the server, and not the handler, that takes no writes."""
+    if state_of(cause) != READ_ONLY_STATE:
+        return
+    ((is_read_only,),) = worker.fetch(Queries("worker.sql")["is_server_read_only"], {})
+    worker.rollback()
+    if is_read_only:
+        raise ServerReadOnly(
+            "PostgreSQL takes no writes: it is read-only, or a standby. Nothing was committed, and "
+            "nothing counts as failed; work goes on as soon as it takes them."
+        ) from cause
 
 
 def is_spoiled(driver: GuardedConnection | GuardedAsyncConnection) -> bool:

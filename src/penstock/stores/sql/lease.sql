@@ -30,6 +30,8 @@ RETURNING l.term, l.checkpoint, free.clean
 -- name: renew
 -- All leases of a process in one statement, locked in order, so that nobody waits in a circle.
 -- Rows that do not come back are lost; so is one whose checkpoint is behind what its holder knows.
+-- What has run out stays so: its holder has let go by its own clock, and a renewal that was long
+-- under way would only keep everybody from taking it.
 WITH ours AS MATERIALIZED (
     SELECT l.stream_name, l.role
       FROM events.stream_lease l
@@ -37,6 +39,7 @@ WITH ours AS MATERIALIZED (
                   %(terms)s::bigint[]) AS held(stream_name, role, owner_id, term)
         ON l.stream_name = held.stream_name AND l.role = held.role
        AND l.owner_id = held.owner_id AND l.term = held.term
+     WHERE l.lease_until >= clock_timestamp()
      ORDER BY l.stream_name, l.role
        FOR UPDATE OF l
 )
