@@ -21,6 +21,7 @@ from penstock.stores.worker_connection import SyncWorkerConnection
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
 from penstock.telemetry.signals import EventFailed, ServerLost, Signal
 from tests.events import Placed
+from tests.settling import effects, settle
 from tests.test_seams import working
 from tests.waiting import wait_until
 
@@ -28,7 +29,6 @@ EVENTS = 6
 SECOND, TROUBLED = 2, 3
 INSERT = text("INSERT INTO effect (n) VALUES (:n)")
 SLOW = text("SELECT pg_sleep(60)")
-SETTLED = "SELECT count(*) FROM events.processed_event WHERE outcome <> 'parked'"
 OUTCOMES = "SELECT DISTINCT outcome FROM events.processed_event"
 LIMIT_SECONDS = 0.2
 
@@ -70,21 +70,11 @@ def failed() -> Iterator[set[int]]:
 
 def effects_of(database_url: str, handler: Callable[..., Any], **options: Any) -> list[int]:
     """What a handler leaves behind once all events are settled, having checked that none died."""
-    pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
     retry = Retry.fixed(seconds=0.02, attempts_max=5)
-    pipeline.consumer("orders", name="bill", retry=retry, **options)(handler)
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE effect (n bigint)")
-        for n in range(1, EVENTS + 1):
-            pipeline.send_now("orders", Placed(n=n))
-        with working(pipeline, "publisher", "consumer:bill"):
-            wait_until(
-                lambda: connection.execute(SETTLED).fetchone() == (EVENTS,), what="all are settled"
-            )
-        pipeline.engine.dispose()
+    settle(database_url, handler, EVENTS, retry=retry, **options)
+    with psycopg.connect(database_url) as connection:
         assert connection.execute(OUTCOMES).fetchall() == [("handled",)]
-        rows = connection.execute("SELECT n FROM effect ORDER BY n").fetchall()
-    return [n for (n,) in rows]
+    return effects(database_url)
 
 
 ALL = list(range(1, EVENTS + 1))

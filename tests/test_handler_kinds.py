@@ -18,8 +18,7 @@ from penstock import Pipeline, Retry
 from penstock.errors import RegistrationError, UsageError
 from penstock.testing import deliver
 from tests.events import Placed
-from tests.test_seams import working
-from tests.waiting import wait_until
+from tests.settling import settle
 
 INSERT = text("INSERT INTO effect (n) VALUES (:n)")
 OUTCOMES = "SELECT position, outcome FROM events.processed_event ORDER BY position"
@@ -66,18 +65,8 @@ def test_what_nobody_could_call_is_refused_where_it_is_written(
 
 def outcomes(database_url: str, handler: Callable[..., Any]) -> list[Any]:
     """What became of the events, once all are settled."""
-    pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
-    pipeline.consumer("orders", name="bill", retry=Retry.none())(handler)
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE effect (n bigint)")
-        for n in range(1, EVENTS + 1):
-            pipeline.send_now("orders", Placed(n=n))
-        with working(pipeline, "publisher", "consumer:bill"):
-            wait_until(
-                lambda: len(connection.execute(OUTCOMES).fetchall()) == EVENTS,
-                what="all are settled",
-            )
-        pipeline.engine.dispose()
+    settle(database_url, handler, EVENTS, retry=Retry.none())
+    with psycopg.connect(database_url) as connection:
         return connection.execute(OUTCOMES).fetchall()
 
 

@@ -19,6 +19,7 @@ from penstock.pipeline.losses import LOSSES_MAX
 from penstock.telemetry.signals import EventFailed, TimerBuried
 from tests.events import Placed
 from tests.failing import heard
+from tests.settling import effects, settle
 from tests.test_seams import working
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -29,7 +30,6 @@ ALL = list(range(1, EVENTS + 1))
 REST = [n for n in ALL if n != TROUBLED]
 INSERT = "INSERT INTO effect (n) VALUES (%s)"
 END_IT = "SELECT pg_terminate_backend(pg_backend_pid())"
-SETTLED = "SELECT count(*) FROM events.processed_event WHERE outcome IN ('handled', 'dead')"
 
 
 def by_session(event: Placed, session: Session) -> None:
@@ -94,19 +94,9 @@ def by_completing(event: Placed, context: Context) -> None:
 
 def run(database_url: str, handler: Callable[..., Any], **options: Any) -> list[int]:
     """Handle all events; returns the effects that are left."""
-    pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
     retry = Retry.fixed(seconds=0.02, attempts_max=2)
-    pipeline.consumer("orders", name="bill", retry=retry, **options)(handler)
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE effect (n bigint)")
-        for n in ALL:
-            pipeline.send_now("orders", Placed(n=n))
-        with working(pipeline, "publisher", "consumer:bill"):
-            wait_until(
-                lambda: connection.execute(SETTLED).fetchone() == (EVENTS,), what="all are settled"
-            )
-        pipeline.engine.dispose()
-        return [n for (n,) in connection.execute("SELECT n FROM effect ORDER BY n")]
+    settle(database_url, handler, EVENTS, retry=retry, **options)
+    return effects(database_url)
 
 
 @pytest.mark.parametrize("batch_size", [1, 100])
