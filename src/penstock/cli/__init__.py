@@ -6,9 +6,10 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -65,12 +66,21 @@ def remember_application(
 def main() -> None:
     """Run the command line; errors of Penstock's own and of servers become one message each."""
     try:
+        _run()
+    finally:
+        # What cannot be said on stderr changes nothing, the exit code neither.
+        with suppress(OSError):
+            _flush(sys.stderr)
+
+
+def _run() -> None:
+    try:
         _require_text(sys.argv)
         try:
             application()
         finally:
             # Whether the answer can be written is known now, and not only when Python ends.
-            _flush()
+            _flush_answer()
     except Exception as error:
         told = error if isinstance(error, PenstockError) else _in_words(error)
         if told is None:
@@ -79,18 +89,24 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(told, UsageError) else EXIT_NO)
 
 
-def _flush() -> None:
+def _flush_answer() -> None:
     """Write what is left of the answer. Raises OSError where there is no room for it."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
+        _flush(sys.stdout)
+    except BrokenPipeError:
+        # Whoever read it has seen enough.
+        sys.exit(EXIT_NO)
+
+
+def _flush(stream: TextIO | None) -> None:
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
         # When Python ends, it tries once more.
         with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:
-            # Whoever read it has seen enough.
-            sys.exit(EXIT_NO)
+            os.dup2(nowhere.fileno(), stream.fileno())
         raise
 
 
