@@ -222,6 +222,9 @@ def test_a_lease_that_was_given_up_in_time_and_renewed_after_all_is_taken_again_
         connection.execute("UPDATE events.stream_lease SET lease_until = 'infinity'")
         again = acquired(own, connection)
         assert (again.term, again.was_clean) == (lease.term + 1, True)
+        # Whoever still has the former one in hand takes nothing away from the new one.
+        own.forget(lease, "too late")
+        assert own.is_held(again)
         own.close()
 
 
