@@ -635,10 +635,7 @@ def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock)
     process = nowhere.start("--app", "shop:pipeline", "dev")
     dev_env = shop.folder / ".penstock" / "dev.env"
     try:
-        wait_until(
-            lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
-            what="servers and workers run",
-        )
+        wait_for_dev(process, dev_env)
         origins = json.loads(nowhere("config", "--json").stdout)
         assert origins["database_url"]["origin"] == ".penstock/dev.env"
         create_invoices(origins["database_url"]["value"])
@@ -662,10 +659,7 @@ def test_dev_is_alone_in_its_folder_and_ends_with_its_servers(shop: Penstock) ->
     process = nowhere.start("--app", "shop:pipeline", "dev")
     dev_env = shop.folder / ".penstock" / "dev.env"
     try:
-        wait_until(
-            lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
-            what="servers and workers run",
-        )
+        wait_for_dev(process, dev_env)
         said = nowhere("--app", "shop:pipeline", "dev", code=1).stderr
         assert "`penstock dev` runs in" in said
         assert dev_env.exists()
@@ -680,6 +674,13 @@ def test_dev_is_alone_in_its_folder_and_ends_with_its_servers(shop: Penstock) ->
     assert not dev_env.exists()
     dev_env.write_text(f"PENSTOCK_DATABASE_URL={url}\n")
     assert "`penstock dev`" in nowhere("status", code=1).stderr
+
+
+def wait_for_dev(process: subprocess.Popen[str], dev_env: Path) -> None:
+    wait_until(
+        lambda: dev_env.exists() and len(children_of(process.pid)) >= 5,
+        what="servers and workers run",
+    )
 
 
 def server_pid(parent: int, folder: str) -> int:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock import Pipeline, Retry
+from penstock import Event, Pipeline, Retry
 from penstock.errors import RegistrationError, UsageError
 from penstock.testing import deliver
 from tests.events import Placed
@@ -61,6 +61,20 @@ def test_what_nobody_could_call_is_refused_where_it_is_written(
         pipeline.consumer("orders", name="bill")(handler)
     with pytest.raises(RegistrationError, match=why):
         pipeline.timer("reminders")(handler)
+
+
+def test_a_handler_may_use_what_is_defined_further_down() -> None:
+    pipeline = Pipeline("shop", database_url="postgresql://nowhere", redis_url=None)
+
+    class Sent(Event, type="handler_kinds.sent", version=1): ...
+
+    @pipeline.consumer("orders", name="bill")
+    def bill(event: Sent) -> None:
+        further_down(Sent())
+
+    def further_down(_event: Sent) -> None: ...
+
+    assert "bill" in pipeline.consumers
 
 
 def outcomes(database_url: str, handler: Callable[..., Any]) -> list[Any]:

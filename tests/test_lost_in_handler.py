@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Context, Guarantee, Pipeline, Retry
+from penstock.errors import ServerUnavailable
 from penstock.pipeline.losses import LOSSES_MAX
 from penstock.telemetry.signals import EventFailed, TimerBuried
+from tests.bench_of_one import Workbench
 from tests.events import Placed
-from tests.failing import heard
+from tests.failing import drive, heard
 from tests.settling import effects, settle
 from tests.test_seams import working
 from tests.waiting import SOON_SECONDS, wait_until
@@ -170,3 +173,20 @@ def test_a_timer_that_breaks_its_connection_each_time_is_buried(
             )
     (buried,) = said
     assert (buried.timer_id, buried.reason) == (str(TROUBLED), "exhausted")
+
+
+def test_a_connection_that_is_cut_for_its_lease_is_no_events_doing(database_url: str) -> None:
+    with closing(Workbench(database_url, None)) as bench:
+
+        def handle(event: Placed, connection: psycopg.Connection[Any]) -> None:
+            lease = lane._lease
+            assert lease is not None
+            bench.keepers[0].forget(lease, "it could not be renewed in time")
+            connection.execute(END_IT)
+
+        lane = bench.consumer(handle, batch_size=1)
+        bench.send(1)
+        bench.publish()
+        with pytest.raises(ServerUnavailable, match="broke in mid-batch"):
+            drive(lane, until=lambda: False)
+        assert lane._losses._in_a_row == {}
