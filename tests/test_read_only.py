@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -15,6 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Context, Guarantee, Pipeline, Retry
+from penstock.cli import supervision
+from penstock.core.settings import Settings
+from penstock.stores.postgres import connect
 from penstock.telemetry.signals import (
     ConsumerRegistered,
     EventFailed,
@@ -194,6 +198,20 @@ def test_a_command_says_that_the_server_takes_no_writes(
     let_write(observer, database_url, is_allowed=False)
     said = penstock("quarantine", "release", "--all", code=1).stderr
     assert "cannot execute DELETE in a read-only transaction. What was committed" in said
+
+
+def test_run_begins_though_its_connection_is_cut_while_it_asks_for_the_time(
+    monkeypatch: pytest.MonkeyPatch, database_url: str
+) -> None:
+    def cut(connection: psycopg.Connection[Any], _schema: str) -> Any:
+        return connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(supervision, "read_database_clock", cut)
+    invocation: Any = SimpleNamespace(
+        connect=lambda _command: connect(database_url, "penstock run"),
+        settings=Settings(database_url=database_url),
+    )
+    assert supervision._deployed_at(invocation) is None
 
 
 def test_run_begins_while_the_server_takes_no_writes(

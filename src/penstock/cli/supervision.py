@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
+import psycopg
 import typer
 
 from penstock.cli.invocation import Invocation
@@ -132,5 +133,5 @@ def _deployed_at(invocation: Invocation) -> str | None:
     try:
         with invocation.connect("run") as connection:
             return read_database_clock(connection, invocation.settings.schema).isoformat()
-    except PenstockError:
+    except (PenstockError, psycopg.Error):
         return None
