@@ -36,7 +36,8 @@ _ERRORS: dict[str, tuple[int, Any]] = {
 
 
 class FakeKms:
-    """One wrapping key. `answer` is what it does: serve, one of _ERRORS, or of WRONG_BODIES."""
+    """One wrapping key. `answer` is what it does: serve, one of _ERRORS or of WRONG_BODIES, or
+    "give another": a key, as it should be, but not the one that was wrapped."""
 
     def __init__(self) -> None:
         self.arn = f"arn:aws:kms:eu-west-1:000000000000:key/{uuid.uuid4()}"
@@ -58,6 +59,8 @@ class FakeKms:
                 secret = self._cipher.decrypt(wrapped[:12], wrapped[12:], context)
             except InvalidTag:
                 return 400, {"__type": "InvalidCiphertextException", "Message": ""}
+            if self.answer == "give another":
+                secret = AESGCM.generate_key(256)
             return 200, {"Plaintext": base64.b64encode(secret).decode(), "KeyId": self.arn}
         secret = AESGCM.generate_key(256)
         if action == "Encrypt":

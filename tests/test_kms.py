@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from penstock.core.key_rings import KEY_SECONDS, KEY_STALE_SECONDS
-from penstock.core.wrapped_keys import WrappedKey
+from penstock.core.wrapped_keys import WrappedKey, key_id_of
 from penstock.errors import KeyRefused, KeyShredded, KeyUnavailable, UsageError
 from penstock.stores.kms import kms_for, wrapping_context
 from penstock.stores.kms.key_file import KeyFile
@@ -162,6 +163,23 @@ def test_while_the_kms_is_away_a_known_key_goes_on_for_a_while_and_no_other(
     clock.now = KEY_STALE_SECONDS
     with pytest.raises(KeyUnavailable):
         keys.key(wrapped)
+
+
+def test_a_key_is_known_by_its_id_unless_it_is_one_of_the_first(
+    fake: FakeKms, wrapped: WrappedKey
+) -> None:
+    fake.answer = "give another"
+    Unwrapping(Clock()).key(wrapped)
+    secret = bytes(32)
+    key_id = key_id_of(1, secret)
+    known = replace(wrapped, key_id=key_id)
+    assert known.may_be(secret)
+    assert not known.may_be(b"x" * 32)
+    with pytest.raises(KeyUnavailable, match="gave another key"):
+        Unwrapping(Clock()).key(known)
+    # It lies where everybody may look.
+    assert secret.hex()[:8] not in key_id
+    assert key_id_of(2, secret) != key_id
 
 
 def test_a_refusal_is_not_an_outage_and_the_key_is_dropped(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,9 @@ HASHING_VERSION: Final = 0
 """The version of the secret that keys are hashed with: never rotated, for the sake of order."""
 # No event has it, so a signature of the keys is never one of an entry.
 _KEYS_POSITION: Final = 0
+# No hexadecimal digit: the ids that keys were given before were random ones.
+_DERIVED: Final = "k"
+_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,18 @@ class WrappedKey:
     def is_shredded(self) -> bool:
         """Whether nobody can ever unwrap it again."""
         return self.wrapped is None
+
+    def may_be(self, secret: bytes) -> bool:
+        """Whether this is its data key: its id tells, but for the first keys that were made."""
+        if not self.key_id.startswith(f"v{self.version}-{_DERIVED}"):
+            return True
+        return self.key_id == key_id_of(self.version, secret)
+
+
+def key_id_of(version: int, secret: bytes) -> str:
+    """A data key's id, by which whoever holds it knows it. It tells nobody else anything of it."""
+    digits = hmac.digest(secret, b"penstock data key id", "sha256").hex()[:_DIGITS]
+    return f"v{version}-{_DERIVED}{digits}"
 
 
 def encode_keys(stream_name: str, keys: Iterable[WrappedKey], mac_keys: MacKeys) -> bytes:

@@ -6,14 +6,13 @@ which one does. Only `penstock policy` and the janitor come here; everybody else
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import psycopg
 
-from penstock.core.wrapped_keys import HASHING_VERSION, WrappedKey
-from penstock.errors import KeyRefused, KeyShredded, OperationRefused
+from penstock.core.wrapped_keys import HASHING_VERSION, WrappedKey, key_id_of
+from penstock.errors import KeyRefused, KeyShredded, KeyUnavailable, OperationRefused
 from penstock.stores.kms import kms_for, wrapping_context
 from penstock.stores.kms.protocol import NewKey
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
@@ -93,7 +92,7 @@ class DataKeys:
         The keys themselves stay, and with them whatever they have sealed.
         """
         return [
-            (key, _wrapped_anew(key, key.wrapped, kms_key_id))
+            (key, _wrapped_anew(key, kms_key_id))
             for key in self.read(connection, stream_name)
             if key.wrapped is not None and key.version not in but
         ]
@@ -152,8 +151,7 @@ class DataKeys:
         connection.execute(
             self._sql["insert"],
             {
-                # Random, since a stream of the same name may exist elsewhere.
-                "key_id": f"v{version}-{uuid.uuid4().hex}",
+                "key_id": key_id_of(version, new.secret),
                 "stream_name": stream_name,
                 "version": version,
                 "wrapped": new.wrapped,
@@ -180,9 +178,25 @@ def wrapped_keys(stream_name: str, rows: Iterable[Sequence[Any]]) -> list[Wrappe
     ]
 
 
-def _wrapped_anew(key: WrappedKey, wrapped: bytes, kms_key_id: str) -> NewKey:
+def unwrapped(key: WrappedKey) -> bytes:
+    """The data key, from its KMS. Raises KeyUnavailable, also for an answer that is another key.
+
+    What is sealed with another one under this one's id, nobody else could ever open.
+    """
+    assert key.wrapped is not None
     context = wrapping_context(key.stream_name, key.version)
-    secret = kms_for(key.kms_key_id).unwrap(wrapped, context)
+    secret = kms_for(key.kms_key_id).unwrap(key.wrapped, context)
+    if not key.may_be(secret):
+        raise KeyUnavailable(
+            f"{key.kms_key_id} gave another key than version {key.version} of the data keys of "
+            f"{key.stream_name!r}. Nothing was sealed or opened with it; ask whoever runs that KMS."
+        )
+    return secret
+
+
+def _wrapped_anew(key: WrappedKey, kms_key_id: str) -> NewKey:
+    context = wrapping_context(key.stream_name, key.version)
+    secret = unwrapped(key)
     new = kms_for(kms_key_id).wrap(secret, context)
     # Whoever is done with the former KMS key destroys it: this is the last moment to find out.
     if kms_for(new.kms_key_id).unwrap(new.wrapped, context) != secret:

@@ -14,8 +14,7 @@ from penstock.core.key_rings import HeldKey, KeyRing
 from penstock.core.sealing import DataKey
 from penstock.core.wrapped_keys import WrappedKey
 from penstock.errors import KeyRefused, KeyUnavailable
-from penstock.stores.data_keys import shredded
-from penstock.stores.kms import kms_for, wrapping_context
+from penstock.stores.data_keys import shredded, unwrapped
 from penstock.stores.outage import Outage
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
@@ -87,11 +86,9 @@ class Unwrapping:
         return renewed
 
     def _asked(self, wrapped: WrappedKey) -> HeldKey:
-        assert wrapped.wrapped is not None
         # Taken before the answer: whatever is revoked after that counts against the key's age.
         asked_at = self._clock()
-        context = wrapping_context(wrapped.stream_name, wrapped.version)
-        secret = kms_for(wrapped.kms_key_id).unwrap(wrapped.wrapped, context)
+        secret = unwrapped(wrapped)
         return HeldKey(DataKey(wrapped.key_id, secret), secret, asked_at)
 
     def _outlived_key(
