@@ -141,6 +141,20 @@ class OutcomeUnknown(PenstockError):
 class ServerUnavailable(PenstockError):
     """PostgreSQL or Redis cannot be reached now; waiting and trying again is safe."""
 
+    server: str | None = None
+    """Which one, where it is not the one that whoever waits would think of."""
+
+
+class ResourceUnavailable(ServerUnavailable):
+    """A resource of the application cannot be opened now; who asks for it waits."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"The resource {name!r} cannot be opened: {reason}. The handlers that ask for it wait, "
+            "and nothing is lost; it is tried again."
+        )
+        self.server = f"the resource {name}"
+
 
 class ServerReadOnly(ServerUnavailable):
     """PostgreSQL answers, but takes no writes now: a standby, or one that was told to."""

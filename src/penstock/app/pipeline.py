@@ -211,7 +211,8 @@ class Pipeline(TimerHandlers, TimerSurface):
 
         def register(function: Handler) -> Handler:
             options = named or options_for(name=self._registry.name_of(function, stream))
-            self._registry.add(options, read_signature(function, options.name))
+            plan = read_signature(function, options.name, self._resources)
+            self._registry.add(options, plan)
             return function
 
         return register

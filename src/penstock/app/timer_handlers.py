@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any, TypeVar
 
+from penstock.app.resources import Resources
 from penstock.app.timer_queue import timer_queue
 from penstock.app.timer_registry import RegisteredTimer, TimerRegistry
 from penstock.core.require import require
@@ -20,7 +21,7 @@ from penstock.stores.timer_queue import RedisTimers
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-class TimerHandlers:
+class TimerHandlers(Resources):
     """Registers functions as handlers of topics of Redis timers."""
 
     name: str
@@ -90,7 +91,8 @@ class TimerHandlers:
         )
 
         def register(function: Handler) -> Handler:
-            self._timer_registry.add(options, read_timer_signature(function, topic))
+            plan = read_timer_signature(function, topic, self._resources)
+            self._timer_registry.add(options, plan)
             return function
 
         return register

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from penstock.app.handler_sends import HandlerSends
+from penstock.app.time_limits import limited
 from penstock.app.timer_registry import RegisteredTimer
 from penstock.app.worker_connections import SessionFactory, open_worker_connection
 from penstock.core.settings import Settings
 from penstock.errors import RegistrationError
 from penstock.pipeline.timer_attempt import TimerHand
 from penstock.pipeline.timer_calling import (
-    Caller,
     Calls,
     ExactlyOnceCalls,
     PlainCalls,
@@ -24,7 +25,6 @@ from penstock.pipeline.timer_calling import (
 from penstock.pipeline.timer_worker import TimerWorker
 from penstock.runtime.loop import Stage
 from penstock.runtime.stopping import seconds_to_end
-from penstock.runtime.time_limit import TimeLimit
 from penstock.stores.outage import Outage
 from penstock.stores.timer_queue import RedisTimers
 
@@ -96,21 +96,11 @@ class TimerWorkers:
                 factory=self._session_factory,
             ),
             insert_sends=sends.insert,
-            limited=_limited(timer),
+            limited=partial(
+                limited,
+                name=timer.name,
+                seconds=timer.options.timeout_seconds,
+                is_async=timer.plan.is_async,
+            ),
             around=self._around,
         )
-
-
-def _limited(timer: RegisteredTimer) -> Callable[[Caller, Callable[[], object]], Caller]:
-    """Puts the handler's time limit around what calls it, if it has one."""
-    seconds = timer.options.timeout_seconds
-
-    def limited(call: Caller, on_overdue: Callable[[], object]) -> Caller:
-        if seconds is None:
-            return call
-        limit = TimeLimit(seconds, consumer=timer.name, on_overdue=on_overdue)
-        if not timer.plan.is_async:
-            return lambda function, arguments: limit.call(call, function, arguments)
-        return lambda function, arguments: call(limit.awaited(function), arguments)
-
-    return limited

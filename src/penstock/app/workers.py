@@ -20,6 +20,8 @@ from penstock.app.handler_sends import HandlerSends
 from penstock.app.hot_logs import HotLogs
 from penstock.app.key_sources import KeySources
 from penstock.app.registry import RegisteredConsumer
+from penstock.app.time_limits import limited
+from penstock.app.timer_registry import RegisteredTimer
 from penstock.app.timer_workers import TimerWorkers
 from penstock.app.worker_connections import SessionFactory, open_worker_connection
 from penstock.core.leases import ARCHIVER, JANITOR, PUBLISHER, TIMERS
@@ -41,13 +43,13 @@ from penstock.pipeline.losses import Losses
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.rehearsal import Rehearsal, RehearsalRoom
 from penstock.pipeline.replaying import ReplayWatch
+from penstock.pipeline.resources import Holdings
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.timekeeper import Timekeeper
 from penstock.runtime.crew import Crew
 from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Stage
-from penstock.runtime.time_limit import TimeLimit
 from penstock.stores.control_connection import ControlConnection
 from penstock.stores.replays import Replays
 from penstock.stores.stream_keys import StreamKeys
@@ -101,6 +103,7 @@ class Workers:
         self._around = around
         self._timers = timers
         self._hot_logs = HotLogs(settings)
+        self._holdings = Holdings()
 
     def check_hot_log(self) -> None:
         """Raise ServerUnsuitable or ServerUnavailable if the hot log cannot be used now."""
@@ -171,6 +174,7 @@ class Workers:
             if stop.is_set() or keeper.failure is not None:
                 crew.stop_all()
         keeper.close()
+        self._holdings.close()
         self._hot_logs.close()
         emit(signals.WorkerStopped(name))
         for error in (*crew.errors, keeper.failure):
@@ -186,7 +190,9 @@ class Workers:
         if role == PUBLISHER:
             return self._open_publisher
         if role == JANITOR:
-            return self._open_janitor
+            return lambda around, stop, _in_handler: Janitor(
+                self._settings, around.keeper, stop_requested=stop.is_set
+            )
         if role == TIMERS:
             return lambda _around, _stop, _in_handler: Timekeeper(self._settings)
         if role == ARCHIVER:
@@ -198,8 +204,7 @@ class Workers:
             return self._open_archiver
         if role.startswith(TIMER_PREFIX) and self._timers is not None:
             timer = self._timers.named(role.removeprefix(TIMER_PREFIX))
-            timers = self._timers
-            return lambda around, _stop, _in_handler: timers.open(timer, around.keeper.control.get)
+            return partial(self._open_timer, self._timers, timer)
         name = role.removeprefix(CONSUMER_PREFIX)
         if not role.startswith(CONSUMER_PREFIX):
             raise UsageError(
@@ -221,14 +226,6 @@ class Workers:
             self._settings, around.keeper, self._hot_logs.own(), stop_requested=stop.is_set
         )
 
-    def _open_janitor(
-        self,
-        around: _Surroundings,
-        stop: threading.Event,
-        _in_handler: AbstractContextManager[Any],
-    ) -> Stage:
-        return Janitor(self._settings, around.keeper, stop_requested=stop.is_set)
-
     def _open_archiver(
         self,
         around: _Surroundings,
@@ -239,13 +236,27 @@ class Workers:
             self._settings, around.keeper, stop_requested=stop.is_set, excused=in_handler
         )
 
+    def _open_timer(
+        self,
+        timers: TimerWorkers,
+        timer: RegisteredTimer,
+        around: _Surroundings,
+        _stop: threading.Event,
+        in_handler: AbstractContextManager[Any],
+    ) -> Stage:
+        with in_handler:
+            self._holdings.hold(timer.plan.resources)
+        return timers.open(timer, around.keeper.control.get)
+
     def _open_consumer(
         self,
         consumer: RegisteredConsumer,
         around: _Surroundings,
         _stop: threading.Event,
-        _in_handler: AbstractContextManager[Any],
+        in_handler: AbstractContextManager[Any],
     ) -> Stage:
+        with in_handler:
+            self._holdings.hold(consumer.plan.resources)
         control = around.keeper.control.get
         stream_name = consumer.options.stream_name
         source = self._sources.get(stream_name)
@@ -276,7 +287,13 @@ class Workers:
         return ConsumerSeams(
             open_worker=lambda: self._open_worker(consumer),
             insert_sends=sends.insert,
-            caller=partial(_caller, consumer),
+            caller=lambda worker: limited(
+                worker.call,
+                worker.cancel,
+                name=consumer.name,
+                seconds=consumer.options.timeout_seconds,
+                is_async=consumer.plan.is_async,
+            ),
             around=self._around,
             effects=Effects(
                 self._settings.schema, control, consumer.identity, socket.gethostname()
@@ -303,6 +320,7 @@ class Workers:
             statement_seconds=self._settings.lease_granted_seconds,
         )
         try:
+            self._holdings.hold(consumer.plan.resources)
             return RehearsalRoom(
                 consumer.name,
                 consumer.options,
@@ -311,6 +329,7 @@ class Workers:
                 seams=self._seams(consumer, control.get),
             ).rehearse(entry)
         finally:
+            self._holdings.close()
             control.close()
 
     def _open_worker(self, consumer: RegisteredConsumer) -> WorkerConnection:
@@ -320,19 +339,6 @@ class Workers:
             is_async=consumer.plan.is_async,
             factory=self._session_factory,
         )
-
-
-def _caller(
-    consumer: RegisteredConsumer, worker: WorkerConnection
-) -> Callable[[Callable[..., Any], list[Any]], Any]:
-    """What calls the handler: directly, or within its time limit."""
-    seconds = consumer.options.timeout_seconds
-    if seconds is None:
-        return worker.call
-    limit = TimeLimit(seconds, consumer=consumer.name, on_overdue=worker.cancel)
-    if not consumer.plan.is_async:
-        return lambda function, arguments: limit.call(worker.call, function, arguments)
-    return lambda function, arguments: worker.call(limit.awaited(function), arguments)
 
 
 def _tame_garbage_collection() -> None:

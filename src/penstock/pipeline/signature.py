@@ -5,22 +5,23 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any, TypeAlias
 
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock.core.annotations import annotations_of
 from penstock.core.contracts import Step, path, upcast
 from penstock.core.events import Event, StreamEvent
-from penstock.core.handlers import why_no_handler
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, RegistrationError
 from penstock.pipeline.context import Context
+from penstock.pipeline.parameters import read_parameters
+from penstock.pipeline.resources import Resource, bound
 
 Reading: TypeAlias = tuple[Callable[..., Any], tuple[Step, ...]]
 """What validates a payload, and the steps before it."""
@@ -60,6 +61,8 @@ class HandlerPlan:
     """Event classes by type; None: the handler takes every event as it is."""
     parameters: tuple[View | None, ...]
     """In order; None marks the event."""
+    resources: tuple[Resource, ...] = ()
+    """What the function is given besides, by itself, once they are open."""
     _readings: dict[tuple[str, int], Reading] = field(default_factory=dict, repr=False)
     """Found at the first event of each type and version: upcasters may be written last."""
 
@@ -116,48 +119,46 @@ def _validator_of(contract: type[Event]) -> Callable[..., Any]:
     return contract.__pydantic_validator__.validate_json
 
 
-def read_signature(function: Callable[..., Any], consumer: str) -> HandlerPlan:
+def read_signature(
+    function: Callable[..., Any], consumer: str, resources: Sequence[Resource] = ()
+) -> HandlerPlan:
     """The plan for a handler. Raises RegistrationError with a sentence that says what to write."""
-    if (why := why_no_handler(function)) is not None:
-        raise _refusal(consumer, why, EXAMPLE)
+    refuse = partial(_refusal, consumer)
+    wanted, places = read_parameters(function, resources, refuse, EXAMPLE)
     is_async = inspect.iscoroutinefunction(function)
-    annotations = _annotations(function, consumer)
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters:
-        raise _refusal(consumer, "it takes no event", EXAMPLE)
     plan: list[View | None] = []
     event_annotation: Any = None
-    for parameter in parameters:
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise _refusal(consumer, f"{parameter} is not a plain parameter", EXAMPLE)
-        if parameter.name not in annotations:
-            raise _refusal(consumer, f"{parameter.name!r} has no annotation", EXAMPLE)
-        annotation = annotations[parameter.name]
-        view = _view(annotation, is_async, parameter.name, consumer)
+    for name, annotation in wanted.items():
+        view = _view(annotation, is_async, name, consumer)
         if view is None and event_annotation is not None:
-            raise _refusal(
-                consumer, f"{parameter.name!r} is neither an event nor something known", EXAMPLE
+            raise refuse(
+                f"{name!r} is neither an event nor something known; a resource is known below its "
+                "@pipeline.resource",
+                EXAMPLE,
             )
         if view is None:
             event_annotation = annotation
         plan.append(view)
     if event_annotation is None:
-        raise _refusal(consumer, "no parameter takes the event", EXAMPLE)
+        why = "no parameter takes the event" if wanted else "it takes no event"
+        raise refuse(why, EXAMPLE)
     is_batch, wraps, contracts = _event_shape(event_annotation, consumer)
-    return HandlerPlan(function, is_async, is_batch, wraps, contracts, tuple(plan))
+    return HandlerPlan(
+        bound(function, places),
+        is_async,
+        is_batch,
+        wraps,
+        contracts,
+        tuple(plan),
+        tuple(places.values()),
+    )
 
 
-def _annotations(function: Callable[..., Any], consumer: str) -> dict[str, Any]:
-    try:
-        return annotations_of(function)
-    except NameError as error:
-        raise _refusal(
-            consumer,
-            f"its annotations name {error.name!r}, which is not defined at module level",
-            "the class outside the function that registers the handler",
-        ) from None
-    except TypeError:
-        raise _refusal(consumer, f"{function!r} is not a function", EXAMPLE) from None
+def is_known(annotation: Any) -> bool:
+    """Whether a parameter with this annotation means something to consumers."""
+    plain = typing.get_origin(annotation) or annotation
+    known = (Event, StreamEvent, Context, list, *_SYNC_VIEWS, *_ASYNC_VIEWS)
+    return isinstance(plain, type) and issubclass(plain, known)
 
 
 def _view(annotation: Any, is_async: bool, name: str, consumer: str) -> View | None:

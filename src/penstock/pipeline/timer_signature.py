@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,12 +15,12 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from penstock.core.annotations import annotations_of
 from penstock.core.failures import as_contract_error
-from penstock.core.handlers import why_no_handler
 from penstock.core.timer_envelope import CONTENT_TYPE, JSON_TYPE, TEXT_TYPE
 from penstock.core.timer_messages import TimerMessage
 from penstock.errors import ContractError, RegistrationError
+from penstock.pipeline.parameters import read_parameters
+from penstock.pipeline.resources import Resource, bound
 
 EXAMPLE = "def remind(body: dict, session: Session) -> None"
 
@@ -57,6 +58,8 @@ class TimerPlan:
     parameters: tuple[Part, ...]
     read: Callable[[TimerMessage], Any]
     """Makes the argument of a message. Raises ContractError where it does not fit."""
+    resources: tuple[Resource, ...] = ()
+    """What the function is given besides, by itself, once they are open."""
 
     @property
     def is_exactly_once(self) -> bool:
@@ -75,40 +78,30 @@ class TimerPlan:
         ]
 
 
-def read_timer_signature(function: Callable[..., Any], topic: str) -> TimerPlan:
+def read_timer_signature(
+    function: Callable[..., Any], topic: str, resources: Sequence[Resource] = ()
+) -> TimerPlan:
     """The plan for a handler. Raises RegistrationError with a sentence that says what to write."""
-    if (why := why_no_handler(function)) is not None:
-        raise _refusal(topic, why, EXAMPLE)
+    wanted, places = read_parameters(function, resources, partial(_refusal, topic), EXAMPLE)
     is_async = inspect.iscoroutinefunction(function)
-    annotations = _annotations(function, topic)
     parts: list[Part] = []
     body: Any = None
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise _refusal(topic, f"{parameter} is not a plain parameter", EXAMPLE)
-        if parameter.name not in annotations:
-            raise _refusal(topic, f"{parameter.name!r} has no annotation", EXAMPLE)
-        part = _part(annotations[parameter.name], is_async, parameter.name, topic)
+    for name, annotation in wanted.items():
+        part = _part(annotation, is_async, name, topic)
         if part in parts:
             raise _refusal(topic, f"it takes the {part.name.lower()} twice", EXAMPLE)
         if part is Part.BODY:
-            body = annotations[parameter.name]
+            body = annotation
         parts.append(part)
     read = _reader(body, topic) if Part.BODY in parts else _nothing
-    return TimerPlan(function, is_async, tuple(parts), read)
+    return TimerPlan(bound(function, places), is_async, tuple(parts), read, tuple(places.values()))
 
 
-def _annotations(function: Callable[..., Any], topic: str) -> dict[str, Any]:
-    try:
-        return annotations_of(function)
-    except NameError as error:
-        raise _refusal(
-            topic,
-            f"its annotations name {error.name!r}, which is not defined at module level",
-            "the class outside the function that registers the handler",
-        ) from None
-    except TypeError:
-        raise _refusal(topic, f"{function!r} is not a function", EXAMPLE) from None
+def is_known_to_timers(annotation: Any) -> bool:
+    """Whether a parameter with this annotation means something to timers: bodies are data."""
+    return annotation in (dict, str, bytes, int, float, bool) or (
+        isinstance(annotation, type) and issubclass(annotation, TimerMessage)
+    )
 
 
 def _part(annotation: Any, is_async: bool, name: str, topic: str) -> Part:

@@ -16,7 +16,7 @@ class Outage:
 
     def __init__(self, worker: str, server: str) -> None:
         self._worker = worker
-        self._server = server
+        self._server = self._lost = server
         self._lost_at: float | None = None
         self.reason = ""
         """What it answered, or that it did not, the last time that it was lost."""
@@ -44,7 +44,8 @@ class Outage:
         self.reason = str(error)
         if self._lost_at is None:
             self._lost_at = now
-            emit(signals.ServerLost(self._worker, self._server, str(error)))
+            self._lost = getattr(error, "server", None) or self._server
+            emit(signals.ServerLost(self._worker, self._lost, str(error)))
         self._retry_at = now + min(PAUSE_FIRST_SECONDS * 2**self._failures, PAUSE_LONGEST_SECONDS)
         self._failures = min(self._failures + 1, 10)
 
@@ -52,6 +53,6 @@ class Outage:
         """The server answered."""
         if self._lost_at is not None:
             after_seconds = round(time.monotonic() - self._lost_at, 3)
-            emit(signals.ServerFound(self._worker, self._server, after_seconds))
+            emit(signals.ServerFound(self._worker, self._lost, after_seconds))
         self._lost_at = None
         self._failures = 0

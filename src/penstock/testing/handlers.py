@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.core.wire import Entry
 from penstock.errors import UsageError
 from penstock.pipeline.context import Context
 from penstock.pipeline.handling import Handling, current_handling
+from penstock.pipeline.resources import given
 from penstock.pipeline.sending import peek_pending
 from penstock.pipeline.signature import HandlerPlan, View, read_signature
 from penstock.stores.guard import Guard, guard_session, unguard_session
@@ -61,22 +62,20 @@ def deliver(
     key: str | None = None,
     metadata: dict[str, Any] | None = None,
     attempt: int = 1,
+    resources: Mapping[Any, Any] | None = None,
 ) -> Any:
     """Call a handler as a worker would: decoded event, guarded transaction, context.
 
-    `context.once` calls, and remembers until this delivery ends.
+    `context.once` calls, and remembers until this delivery ends. `resources` are what the handler
+    gets in the place of those of `@pipeline.resource`, by annotation: {httpx.Client: client}.
 
     Raises what the handler raises; a commit or rollback of its session raises as in production,
     also where the handler swallows the refusal. What it does through the driver, or as SQL text, is
     looked at by workers only. An `async def` handler gives an awaitable.
     """
-    plan = read_signature(handler, getattr(handler, "__name__", "handler"))
+    name = getattr(handler, "__name__", "handler")
+    plan = read_signature(handler, name, given(resources or {}))
     entry = _entry(event, stream, position, key, metadata)
-    if not plan.names(entry):
-        raise UsageError(
-            f"{plan.function.__name__} does not name {entry.event_type!r}: a worker would "
-            "count the event as skipped. Deliver an event that it handles."
-        )
     lent = {
         View.SESSION: session,
         View.CONNECTION: connection,
@@ -85,16 +84,16 @@ def deliver(
             f"test.{plan.function.__name__}", entry, attempt, effects=RememberedEffects()
         ),
     }
-    _require_lent(plan.parameters, lent)
     argument = _decoded(plan, entry)
+    _require_lent(plan.parameters, lent)
     arguments = [
         ([argument] if plan.is_batch else argument) if view is None else lent[view]
         for view in plan.parameters
     ]
     if plan.is_async:
-        return _call_async(handler, arguments, session, entry)
+        return _call_async(plan.function, arguments, session, entry)
     with _as_worker(session, entry) as guard:
-        result = handler(*arguments)
+        result = plan.function(*arguments)
         require_done(result)
         if session is not None:
             session.flush()
@@ -132,6 +131,11 @@ def _as_worker(session: Any, entry: Entry) -> Iterator[Guard]:
 
 
 def _decoded(plan: HandlerPlan, entry: Entry) -> Any:
+    if not plan.names(entry):
+        raise UsageError(
+            f"{plan.function.__name__} does not name {entry.event_type!r}: a worker would "
+            "count the event as skipped. Deliver an event that it handles."
+        )
     try:
         return plan.decode(entry)
     except ValidationError as error:

@@ -144,7 +144,7 @@ class QuarantineReleased(Signal, level=Level.INFO):
 
 @dataclass(frozen=True, slots=True)
 class ServerLost(Signal, level=Level.WARNING):
-    """PostgreSQL or Redis went away; said once, then waited for."""
+    """PostgreSQL, Redis or a resource of the application went away; said once, then waited for."""
 
     worker: str
     server: str
