@@ -89,6 +89,7 @@ def test_a_role_without_rights_is_told_what_it_lacks(penstock: Penstock, databas
         connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA events TO doctor_stranger")
         try:
             connection.execute("ALTER ROLE doctor_stranger SET statement_timeout = '5s'")
+            connection.execute("ALTER ROLE doctor_stranger SET idle_session_timeout = '1h'")
             url = psycopg.conninfo.make_conninfo(database_url, user="doctor_stranger")
             penstock.variables["PENSTOCK_DATABASE_URL"] = _as_url(url)
             found = others(troubles(penstock, code=1))
@@ -98,6 +99,7 @@ def test_a_role_without_rights_is_told_what_it_lacks(penstock: Penstock, databas
     [rights] = [what for check, what in found if check == "rights"]
     assert "outbox_event INSERT" in rights
     assert any("statement_timeout is 5,000 ms" in what for _, what in found)
+    assert any("idle_session_timeout is 3,600,000 ms" in what for _, what in found)
 
 
 def _as_url(conninfo: str) -> str:

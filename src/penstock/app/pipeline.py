@@ -50,6 +50,7 @@ from penstock.pipeline.transaction_buffer import watch
 from penstock.runtime.heartbeat import Pulse
 from penstock.stores.configuration import ResolvedSettings, resolve
 from penstock.stores.contracts import require_kept
+from penstock.stores.engines import adopt
 from penstock.stores.postgres import connect, connect_arguments, sqlalchemy_url
 from penstock.stores.queries import DEFAULT_SCHEMA
 from penstock.stores.stream_keys import StreamKeys
@@ -105,6 +106,7 @@ class Pipeline(TimerHandlers, TimerSurface):
         )
         # Before any thread uses it: listeners must not be added while others are inside them.
         watch(engine)
+        adopt(engine)
         return engine
 
     @cached_property
@@ -116,6 +118,7 @@ class Pipeline(TimerHandlers, TimerSurface):
             connect_args=connect_arguments(f"penstock {self.name}"),
         )
         watch(engine.sync_engine)
+        adopt(engine.sync_engine)
         return engine
 
     @cached_property

@@ -6,10 +6,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 CLOCK_SECONDS_MAX = 2.0
 CONNECTIONS_SHARE_MAX = 0.8
 LEASE_SECONDS_MIN = 5.0
+_LIMITS: Final = {
+    "statement_timeout": "a handler that takes longer fails",
+    "idle_in_transaction_session_timeout": "a handler that takes longer fails",
+    "transaction_timeout": "a handler that takes longer fails",
+    "lock_timeout": "whoever waits longer for another transaction fails, and tries again",
+    "idle_session_timeout": "workers that have nothing to do lose their connections all the time",
+}
 _INDEX = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+)", re.MULTILINE)
 _DROPPED = re.compile(r"^DROP INDEX events\.(\w+)", re.MULTILINE)
 
@@ -86,12 +94,11 @@ def judge_parameters(parameters: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _time_limits(parameters: Mapping[str, str]) -> Iterator[Finding]:
-    names = ("statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
-    for name in names:
+    for name, meaning in _LIMITS.items():
         if milliseconds := int(parameters.get(name, "0")):
             yield warning(
                 "time limits",
-                f"{name} is {milliseconds:,} ms for this role: a handler that takes longer fails",
+                f"{name} is {milliseconds:,} ms for this role: {meaning}",
                 f"ALTER ROLE … SET {name} = 0 for the role of the workers; they have time limits "
                 "of their own (timeout_seconds)",
             )

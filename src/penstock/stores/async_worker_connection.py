@@ -25,7 +25,7 @@ from sqlalchemy.util import await_only
 from penstock.core.handlers import require_done
 from penstock.errors import HandlerQuit
 from penstock.stores.guard import GuardedAsyncConnection, guard_session, require_first
-from penstock.stores.postgres import connect_arguments, conninfo, unreachable
+from penstock.stores.postgres import accustom, connect_arguments, conninfo, unreachable
 from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class AsyncWorkerConnection:
         async def create() -> GuardedAsyncConnection:
             require_first(made)
             made.append(await GuardedAsyncConnection.connect(conninfo(url), **arguments))
+            accustom(made[0])
             return made[0]
 
         engine = create_async_engine(ASYNC_DIALECT, async_creator=create, poolclass=NullPool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.masking import masked_url
@@ -77,7 +78,23 @@ def _is_libpqs(url: str) -> bool:
 
 def connect_arguments(application_name: str) -> dict[str, Any]:
     """What every connection of Penstock's own sets."""
-    return {**_LIVENESS, "application_name": application_name[:63]}
+    return {
+        **_LIVENESS,
+        "application_name": application_name[:63],
+        # Not what the role or the database says: what others sent has to come through.
+        "client_encoding": "UTF8",
+    }
+
+
+def accustom(connection: psycopg.BaseConnection[Any]) -> None:
+    """Have a new connection of Penstock's own speak as psycopg reads: no role's DateStyle.
+
+    The server tells how it speaks when a connection begins, so as a rule nothing is asked.
+    """
+    if not (connection.pgconn.parameter_status(b"DateStyle") or b"ISO").startswith(b"ISO"):
+        # Past the connection's own ways: outside of any transaction, which could take it back.
+        answer = connection.pgconn.exec_(b"SET DateStyle = 'ISO'")
+        assert answer.status == pq.ExecStatus.COMMAND_OK
 
 
 def connect(
@@ -90,6 +107,7 @@ def connect(
         )
     except psycopg.OperationalError as error:
         raise unreachable(url, error) from error
+    accustom(connection)
     if connection.info.server_version < VERSION_MIN:
         version = connection.info.server_version // 10000
         connection.close()

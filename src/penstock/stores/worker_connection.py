@@ -31,6 +31,7 @@ from penstock.stores.guard import (
 from penstock.stores.patient_pipeline import PatientPipeline, patient_pipeline
 from penstock.stores.postgres import (
     READ_ONLY_STATE,
+    accustom,
     connect_arguments,
     conninfo,
     state_of,
@@ -115,6 +116,7 @@ class SyncWorkerConnection:
         def create() -> GuardedConnection:
             require_first(made)
             made.append(GuardedConnection.connect(conninfo(url), **arguments))
+            accustom(made[0])
             return made[0]
 
         engine = create_engine(SYNC_DIALECT, creator=create, poolclass=NullPool)

@@ -8,7 +8,8 @@ SELECT name, reset_val FROM pg_settings
  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum',
                 'default_transaction_isolation', 'default_transaction_read_only',
                 'statement_timeout', 'idle_in_transaction_session_timeout',
-                'transaction_timeout', 'max_connections', 'superuser_reserved_connections')
+                'transaction_timeout', 'idle_session_timeout', 'lock_timeout',
+                'max_connections', 'superuser_reserved_connections')
 
 -- name: surroundings
 -- Its version, its clock, whether it only follows another server, and how full it is.
