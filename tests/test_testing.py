@@ -125,3 +125,15 @@ def test_an_async_session_is_guarded_too() -> None:
             await deliver(handler, Placed(order_id=1, cents=1), session=AsyncSession())
 
     asyncio.run(scenario())
+
+
+def test_a_session_of_the_other_kind_is_refused() -> None:
+    async def bill_async(event: Placed, session: AsyncSession) -> None: ...
+
+    def passes_by(event: Placed) -> None: ...
+
+    for handler in (bill, passes_by):
+        with pytest.raises(UsageError, match="AsyncSession does not fit a plain handler"):
+            deliver(handler, Placed(order_id=1, cents=990), session=AsyncSession())
+    with pytest.raises(UsageError, match="Session does not fit an async def handler"):
+        deliver(bill_async, Placed(order_id=1, cents=990), session=Session())

@@ -9,9 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+import psycopg
 import pydantic_core
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from penstock.core.events import Event, RawEvent
 from penstock.core.failures import as_contract_error
@@ -31,6 +33,8 @@ from penstock.testing.effects import RememberedEffects
 
 STREAM = "test"
 ORIGIN = "00000000-0000-7000-8000-000000000000"
+_PLAIN = (Session, psycopg.Connection)
+_ASYNC = (AsyncSession, psycopg.AsyncConnection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def deliver(
         ),
     }
     argument = _decoded(plan, entry)
-    _require_lent(plan.parameters, lent)
+    _require_lent(plan, lent)
     arguments = [
         ([argument] if plan.is_batch else argument) if view is None else lent[view]
         for view in plan.parameters
@@ -142,11 +146,19 @@ def _decoded(plan: HandlerPlan, entry: Entry) -> Any:
         raise as_contract_error(error, entry.event_type) from None
 
 
-def _require_lent(parameters: tuple[View | None, ...], lent: dict[View, Any]) -> None:
-    for view in parameters:
+def _require_lent(plan: HandlerPlan, lent: dict[View, Any]) -> None:
+    for view in plan.parameters:
         if view is not None and lent[view] is None:
             argument = "session" if view is View.SESSION else "connection"
             raise UsageError(f"The handler wants a {argument}: deliver(…, {argument}=…).")
+    unfit = _PLAIN if plan.is_async else _ASYNC
+    for each in lent.values():
+        if isinstance(each, unfit):
+            kind = "an async def" if plan.is_async else "a plain"
+            raise UsageError(
+                f"A {type(each).__name__} does not fit {kind} handler, and no worker would lend "
+                "it. Deliver with the other kind."
+            )
 
 
 def _entry(
