@@ -1,0 +1,163 @@
+"""The pytest plugin as an application uses it: a project of its own, and pytest on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHOP = """
+from datetime import timedelta
+
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from penstock import Event, FatalError, Pipeline, Retry
+
+pipeline = Pipeline("shop", database_url="postgresql://production.invalid/shop")
+
+class Base(DeclarativeBase): ...
+
+class Invoice(Base):
+    __tablename__ = "invoice"
+    order_id: Mapped[int] = mapped_column(primary_key=True)
+
+class OrderPlaced(Event, type="orders.placed", version=1, key="order_id"):
+    order_id: int
+
+class InvoiceSent(Event, type="invoices.sent", version=1, key="order_id"):
+    order_id: int
+
+@pipeline.consumer("orders", name="bill", lanes=2, retry=Retry.fixed(seconds=3600))
+def bill(event: OrderPlaced, session: Session) -> None:
+    if event.order_id == 13:
+        raise FatalError("no bill for that")
+    if event.order_id == 14:
+        raise LookupError("try again in an hour")
+    session.add(Invoice(order_id=event.order_id))
+    pipeline.send(session, "invoices", InvoiceSent(order_id=event.order_id))
+    pipeline.schedule(
+        session, "orders", OrderPlaced(order_id=event.order_id + 100),
+        timer_id=f"again-{event.order_id}", delay=timedelta(days=30),
+    )
+
+@pipeline.consumer("invoices", name="count")
+async def count(event: InvoiceSent) -> None:
+    counted.append(event.order_id)
+
+counted: list[int] = []
+"""
+
+TESTS = """
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import shop
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+@pytest.fixture(autouse=True)
+def tables(penstock):
+    shop.Base.metadata.create_all(shop.pipeline.engine)
+    shop.counted.clear()
+
+def invoices():
+    with Session(shop.pipeline.engine) as session:
+        return sorted(session.scalars(select(shop.Invoice.order_id)))
+
+def test_everything_that_follows_has_happened(penstock):
+    for order_id in (1, 2, 13, 14):
+        shop.pipeline.send_now("orders", shop.OrderPlaced(order_id=order_id))
+    penstock.run_until_idle()
+    assert invoices() == [1, 2]
+    assert sorted(shop.counted) == [1, 2]
+    (dead,) = penstock.dead_letters
+    assert (dead.letter.consumer, dead.letter.error_message) == ("shop.bill", "no bill for that")
+    assert dead.entry().plain_payload() == {"order_id": 13}
+
+def test_a_month_later(penstock):
+    shop.pipeline.send_now("orders", shop.OrderPlaced(order_id=3))
+    penstock.run_until_idle()
+    assert len(penstock.fire_timers(until=datetime.now(UTC) + timedelta(days=31))) == 1
+    penstock.run_until_idle()
+    assert invoices() == [3, 103]
+
+def test_nothing_is_left_of_other_tests(penstock):
+    penstock.run_until_idle()
+    assert invoices() == []
+    assert penstock.dead_letters == []
+
+def test_what_is_not_done_in_time_is_told(penstock):
+    with Session(shop.pipeline.engine) as session, session.begin():
+        shop.pipeline.send(session, "orders", shop.OrderPlaced(order_id=5))
+        session.flush()
+        with pytest.raises(AssertionError, match="shop.bill has not begun|before it|a position"):
+            shop.pipeline.send_now("orders", shop.OrderPlaced(order_id=4))
+            penstock.run_until_idle(seconds=0)
+    penstock.run_until_idle()
+    assert invoices() == [4, 5]
+"""
+
+
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npenstock_app = shop:pipeline\n")
+    return tmp_path
+
+
+def test_an_application_is_tested_on_real_servers(project: Path) -> None:
+    done = run_pytest(project)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
+def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> None:
+    (project / "pytest.ini").write_text("[pytest]\n")
+    done = run_pytest(project, "-k", "month")
+    assert done.returncode == 1
+    assert "penstock_app = shop:pipeline" in done.stdout
+
+
+def test_a_worker_that_cannot_work_ends_the_test_with_its_reason(project: Path) -> None:
+    (project / "conftest.py").write_text(
+        "import pytest, shop\n"
+        "@pytest.fixture(scope='session')\n"
+        "def penstock_pipeline():\n"
+        "    return shop.pipeline\n"
+    )
+    (project / "test_shop.py").write_text(
+        "import psycopg\n"
+        "def test_it(penstock):\n"
+        "    with psycopg.connect(penstock.database_url, autocommit=True) as connection:\n"
+        "        connection.execute('DROP TABLE events.parked_event')\n"
+        "    penstock.run_until_idle()\n"
+    )
+    done = run_pytest(project)
+    assert done.returncode == 1
+    assert "parked_event" in done.stdout
+    assert "Not idle" not in done.stdout
+
+
+def test_runs_that_have_nothing_to_do_with_it_import_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n"
+        "def test_it(pytestconfig):\n"
+        "    assert pytestconfig.pluginmanager.has_plugin('penstock')\n"
+        "    assert 'sqlalchemy' not in sys.modules\n"
+    )
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
