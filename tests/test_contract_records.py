@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+from pydantic import AwareDatetime
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -20,7 +22,9 @@ from penstock import ContractError, Event, Pipeline
 from penstock.core.contract_schema import contract_of, json_schema_of
 from penstock.core.contracts import Promise
 from penstock.core.schema import schema_hash
+from penstock.core.schema.catalogue import Contract
 from penstock.core.schema.documents import document_of
+from penstock.core.schema.nodes import without_demands
 from penstock.stores import contracts
 from penstock.stores.postgres import sqlalchemy_url
 from tests.test_seams import working
@@ -36,6 +40,10 @@ class Paid(Event, type="records.paid", version=1):
 
 class Told(Event, type="records.told", version=1):
     cents: int
+
+
+class Timed(Event, type="records.timed", version=1):
+    at: AwareDatetime
 
 
 class Unversioned(Event):
@@ -111,11 +119,16 @@ def sent(connection: psycopg.Connection[Any]) -> int:
 
 def record(connection: psycopg.Connection[Any], event: type[Event], schema: dict[str, Any]) -> None:
     """As if another producer had sent it before."""
-    document = document_of(replace(contract_of(event), json_schema=schema))
+    record_contract(connection, replace(contract_of(event), json_schema=schema))
+
+
+def record_contract(connection: psycopg.Connection[Any], contract: Contract) -> None:
+    """The same for one that another release may have described."""
+    found = (contract.event_type, contract.version, schema_hash(contract.json_schema))
     connection.execute(
         "SELECT events.record_contract('payments', %s, %s, %s, %s, 'elsewhere', "
         "ARRAY(SELECT schema_hash FROM events.contract))",
-        (event.__event_type__, event.__event_version__, schema_hash(schema), Jsonb(document)),
+        (*found, Jsonb(document_of(contract))),
     )
 
 
@@ -186,6 +199,28 @@ def test_an_optional_field_may_come_and_go_but_not_come_back_as_another(
                 ).fetchall()
             ],
         )
+
+
+def test_what_a_former_release_recorded_of_the_same_class_stands_against_nobody(
+    pipeline: Pipeline, connection: psycopg.Connection[Any]
+) -> None:
+    former = replace(
+        contract_of(Timed),
+        json_schema=without_demands(json_schema_of(Timed)),
+        names_demands=False,
+    )
+    record_contract(connection, former)
+    pipeline.send_now("payments", Timed(at=datetime(2020, 1, 1, tzinfo=UTC)))
+    assert sent(connection) == 1
+    assert len({row[2] for row in recorded(connection)}) == 2
+
+
+def test_what_another_producer_does_not_demand_is_not_demanded_of_its_readers(
+    pipeline: Pipeline, connection: psycopg.Connection[Any]
+) -> None:
+    record(connection, Timed, without_demands(json_schema_of(Timed)))
+    with pytest.raises(ContractError, match="not with a time zone"):
+        pipeline.send_now("payments", Timed(at=datetime(2020, 1, 1, tzinfo=UTC)))
 
 
 def test_words_about_a_contract_are_no_part_of_it(

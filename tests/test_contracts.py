@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
 import pytest
-from pydantic import AliasChoices, BaseModel, Field, computed_field
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    PlainSerializer,
+    computed_field,
+)
 
 from penstock import ContractError, Event, Pipeline, StreamEvent
 from penstock.core import contracts
 from penstock.core.contract_schema import contract_of, json_schema_of
+from penstock.core.encoding import encode_typed
 from penstock.core.schema.nodes import ALIASES
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, RegistrationError
@@ -309,6 +321,121 @@ class OneWay(Event, type="contracts.one_way", version=1):
 def test_an_event_that_could_not_read_itself_is_refused() -> None:
     with pytest.raises(RegistrationError, match="written as 'n' and read as 'number'"):
         json_schema_of(OneWay)
+
+
+class Hidden(Event):
+    n: int = Field(exclude=True)
+
+
+class AtTimesHidden(Event):
+    n: int = Field(exclude_if=lambda n: n == 0)
+
+
+class Dug(Event):
+    n: int = Field(validation_alias=AliasPath("numbers", 0))
+
+
+class ByNameOnly(Event):
+    model_config = ConfigDict(validate_by_alias=False, validate_by_name=True)
+
+    n: int = Field(alias="number")
+
+
+class Packed(Event):
+    n: Json[int]
+
+
+class Inner(BaseModel):
+    n: Json[int]
+
+
+class PackedInside(Event):
+    inner: list[Inner]
+
+
+class ByPair(Event):
+    n: dict[tuple[int, int], int]
+
+
+class ByNumbers(Event):
+    n: dict[Literal[1, 2], int]
+
+
+class ByLine(Event):
+    n: dict[Line, int]
+
+
+class HalfEncoded(Event):
+    model_config = ConfigDict(ser_json_bytes="base64")
+
+    n: bytes
+
+
+@pytest.mark.parametrize(
+    ("event_class", "words"),
+    [
+        (Hidden, "Hidden.n is required and excluded from what is written"),
+        (AtTimesHidden, "AtTimesHidden.n is required and excluded"),
+        (Dug, "written as 'n' and read as a part of another field"),
+        (ByNameOnly, "written as 'number' and read as 'n'"),
+        (Packed, "Packed: Json[…] is read from a text"),
+        (PackedInside, "Inner: Json[…] is read from a text"),
+        (ByPair, "ByPair: the keys of a dictionary are of the kind tuple"),
+        (ByNumbers, "of the kind literal"),
+        (ByLine, "keys of a dictionary"),
+        (HalfEncoded, "bytes are written as base64 and read as utf8"),
+    ],
+)
+def test_a_class_that_cannot_read_its_own_events_is_refused(
+    event_class: type[Event], words: str
+) -> None:
+    with pytest.raises(RegistrationError, match=re.escape(words)):
+        contract_of(event_class)
+
+
+class Spared(Event):
+    """Looks alike, and reads what it writes."""
+
+    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
+
+    hidden: int = Field(default=1, exclude=True)
+    dug: int = Field(validation_alias=AliasChoices("dug", AliasPath("numbers", 0)))
+    packed: Annotated[Json[int], PlainSerializer(str)]
+    by_suit: dict[Literal["a"], int]
+    encoded: bytes
+
+
+def test_a_class_that_reads_its_own_events_is_not_refused() -> None:
+    sent = Spared(dug=1, packed="2", by_suit={"a": 3}, encoded=b"abc")
+    assert Spared.model_validate_json(encode_typed(sent, "spared")) == sent
+    assert set(contract_of(Spared).json_schema["properties"]) > {"dug", "packed", "encoded"}
+
+
+class Doubled(Event, type="contracts.doubled", version=1):
+    n: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return self.n * 2
+
+    @computed_field(alias="Nothing")  # type: ignore[prop-decorator]
+    @property
+    def nothing(self) -> int:
+        return 0
+
+
+def take_doubled(event: Doubled) -> None: ...
+
+
+def test_a_computed_field_is_no_unknown_one_to_its_reader() -> None:
+    sent = Doubled(n=2)
+    written = json.loads(encode_typed(sent, "doubled"))
+    assert written == {"n": 2, "double": 4, "Nothing": 0}
+    found = read(take_doubled, entry_of(written, "contracts.doubled", 1))
+    assert (found, found.model_extra) == (sent, {})
+    found = read(take_doubled, entry_of({**written, "z": 1}, "contracts.doubled", 1))
+    assert found.model_extra == {"z": 1}
 
 
 def test_a_pipeline_without_declared_streams_has_nothing_to_register() -> None:

@@ -10,6 +10,10 @@ import pytest
 from tests.test_cli import Done, Penstock
 
 HEAD = """
+from datetime import datetime
+
+from pydantic import AwareDatetime, NaiveDatetime
+
 from penstock import Event, Pipeline
 
 pipeline = Pipeline("shop")
@@ -187,6 +191,94 @@ def test_documents_are_written(shop: Shop, tmp_path: Path) -> None:
     shop.schema("docs", "--output", str(tmp_path / "events"))
     names = {path.name for path in (tmp_path / "events").iterdir()}
     assert {"asyncapi.json", "index.md"} < names
+
+
+def test_a_lock_of_a_former_release_holds_and_is_completed(shop: Shop) -> None:
+    shop.write("at: AwareDatetime")
+    shop.schema("lock")
+    (path,) = shop.folder.iterdir()
+    document = json.loads(path.read_text())
+    assert document["properties"]["at"].pop("x-penstock-demands") == ["with a time zone"]
+    assert document["x-penstock"].pop("names_demands") is True
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    assert "`penstock schema lock` completes them" in told(shop.schema("check"))
+    assert told(shop.schema("diff", "schemas", "code")) == "They are the same. "
+    shop.schema("lock")
+    assert "completes" not in told(shop.schema("check"))
+    # What a former release would not have seen.
+    shop.write("at: NaiveDatetime")
+    assert "not without a time zone" in shop.schema("check", code=1).stdout
+
+
+def test_a_demand_that_is_new_is_a_break(shop: Shop) -> None:
+    shop.write("at: datetime")
+    shop.schema("lock")
+    shop.write("at: AwareDatetime")
+    assert "format-tightened" in shop.schema("check", code=1).stdout
+    assert shop.schema("check", "--rule", "forward").stdout == ""
+
+
+def test_an_event_type_may_be_longer_than_the_name_of_a_file(penstock: Penstock) -> None:
+    for event_type in ("é" * 200, "é" * 199 + "è"):
+        shop = Shop(penstock, event_type)
+        shop.write("cents: int")
+        shop.schema("lock")
+    names = {path.name for path in shop.folder.iterdir()}
+    assert len(names) == 2
+    assert all(name.endswith(".v1.json") and len(name) <= 255 for name in names)
+    assert "event-removed" in shop.schema("check", code=1).stdout
+
+
+def test_what_cannot_be_written_there_is_told(shop: Shop, tmp_path: Path) -> None:
+    shop.schema("lock")
+    (tmp_path / "file").write_text("in the way")
+    for arguments, words in (
+        (("lock", "--folder", "file"), "file is no folder"),
+        (("check", "--folder", "file"), "file is no folder"),
+        (("lock", "--folder", "file/schemas"), "cannot be a folder: Not a directory"),
+        (("docs", "--output", "file"), "cannot be a folder: File exists"),
+        (("pull", "payments", "--from", "schemas", "--output", "schemas"), "Is a directory"),
+        (("pull", "payments", "--from", "schemas", "--output", "no/where.py"), "No such file"),
+    ):
+        assert words in told(shop.schema(*arguments, code=2))
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("type", 5),
+        ("type", "objekt"),
+        ("required", 5),
+        ("properties", []),
+        ("properties", {"cents": 5}),
+        ("properties", {"cents": {"minimum": "0"}}),
+        ("$defs", {"A": {"enum": 5}}),
+        ("x-penstock", {"type": "a", "version": "first"}),
+        ("anyOf", {}),
+    ],
+)
+def test_a_damaged_lock_is_told_with_its_place(shop: Shop, keyword: str, value: object) -> None:
+    shop.schema("lock")
+    (path,) = shop.folder.iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), keyword: value}))
+    said = told(shop.schema("check", code=2))
+    assert "is no locked contract" in said
+    assert keyword in said or "first" in said
+
+
+def test_a_lock_with_a_conflict_is_mended_as_the_error_says(shop: Shop) -> None:
+    shop.schema("lock")
+    (path,) = shop.folder.iterdir()
+    path.write_text("<<<<<<< HEAD\n" + path.read_text())
+    said = told(shop.schema("lock", code=2))
+    assert "`penstock schema lock --force` writes the files of all event classes anew" in said
+    shop.schema("lock", "--force")
+    shop.schema("check")
+
+
+def told(done: Done) -> str:
+    return done.stderr.replace("\n", " ")
 
 
 def test_without_an_application_or_a_class_there_is_nothing_to_check(

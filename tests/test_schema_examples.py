@@ -69,6 +69,8 @@ FOUND: list[tuple[Any, Any]] = [
      {"b": "anything"}),
     ({"type": "array", "items": {"$ref": "#/$defs/E"}, "uniqueItems": True, "minItems": 2,
       "$defs": {"E": {"enum": ["a", "b"]}}}, ["a", "b"]),
+    ({"type": "object", "additionalProperties": {"const": 2}, "x-penstock-keys": {"const": 7}},
+     {"7": 2}),
     ({"minLength": 5}, "text t"[:4] + "t"),
 ]  # fmt: skip
 

@@ -158,6 +158,16 @@ def test_fields_are_told_in_plain_words(
             "also read as `old`; deprecated",
         ),
         (
+            {"type": "string", "format": "date-time", "x-penstock-demands": ["in the past"]},
+            "date and time",
+            "in the past",
+        ),
+        (
+            {"additionalProperties": {}, "type": "object", "x-penstock-keys": {"type": "integer"}},
+            "mapping of whole number to anything",
+            "",
+        ),
+        (
             {"enum": list(range(25))},
             "one of `0`, " + ", ".join(f"`{n}`" for n in range(1, 20)) + " and 5 more",
             "",

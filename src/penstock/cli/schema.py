@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.invocation import Invocation, invocation_of
 from penstock.cli.output import print_json, print_note
+from penstock.cli.schema_annotations import annotation, command
 from penstock.core.schema import Rule
 from penstock.core.schema.asyncapi import asyncapi_document
 from penstock.core.schema.catalogue import Catalogue, Contract
@@ -29,13 +30,17 @@ from penstock.ops.contracts import (
     pass_gate,
     read_catalogue,
 )
-from penstock.stores.lock_files import file_name, read_file, read_lock, write_lock
+from penstock.stores.lock_files import read_file, read_lock, write_file, write_files, write_lock
 from penstock.stores.migrations import require_current
 from penstock.stores.postgres import connect
 from penstock.stores.queries import DEFAULT_SCHEMA
 
 FOLDER = Path("schemas")
 CODE = "code"
+_FORMER = (
+    "files were locked by a former release, which did not write down all that readers demand (a "
+    "time zone, the scheme of a URL, numbers as keys); `penstock schema lock` completes them."
+)
 PULLED = "Written by `penstock schema pull`"
 
 application = typer.Typer(
@@ -118,7 +123,7 @@ def check(
         print_json(_gate_as_plain(gate, rule))
     elif output is Format.GITHUB:
         for finding in gate.findings:
-            print(_annotation(finding, folder))
+            print(annotation(finding, folder))
     else:
         _print_text(gate.findings)
         _print_verdict(gate, rule, folder)
@@ -136,6 +141,8 @@ def _print_verdict(gate: Gate, rule: Rule, folder: Path) -> None:
             f"{event_type} v{version} has changed and breaks nobody; `penstock schema lock` "
             "brings its file up to date."
         )
+    if gate.former:
+        print_note(f"{gate.former} {_FORMER}")
     if gate.findings:
         print_note(f"{len(gate.findings)} findings under the rule {rule}.")
     else:
@@ -148,26 +155,9 @@ def _gate_as_plain(gate: Gate, rule: Rule) -> dict[str, Any]:
         "compared": gate.compared,
         "findings": [asdict(finding) for finding in gate.findings],
         "changed": [{"event_type": name, "version": number} for name, number in gate.changed],
+        "former": gate.former,
         "holds": not gate.findings,
     }
-
-
-def _annotation(finding: Finding, folder: Path) -> str:
-    """A workflow command; its own syntax has to be escaped in what it says."""
-    file = folder / file_name(finding.event_type, finding.version)
-    title = f"{finding.event_type} v{finding.version}: {finding.rule}"
-    place = f"{finding.path}: " if finding.path else ""
-    message = f"{place}{finding.reason}. Breaks: {finding.who}. {finding.fix}"
-    properties = f"file={_escaped(str(file))},title={_escaped(title)}"
-    return f"::error {properties}::{_escaped_message(message)}"
-
-
-def _escaped_message(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escaped(text: str) -> str:
-    return _escaped_message(text).replace(":", "%3A").replace(",", "%2C")
 
 
 # ── comparing ──────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +197,7 @@ def _print_diff(each: ContractDiff, a: str, b: str, *, is_for_github: bool) -> N
         lines = [words, *(f"  {difference}" for difference in each.differences)]
     if is_for_github:
         level = "notice" if each.backward and each.forward else "warning"
-        print(f"::{level} title={_escaped(name)}::{_escaped_message(chr(10).join(lines))}")
+        print(command(level, {"title": name}, "\n".join(lines)))
         return
     print(f"{name}: {lines[0]}")
     for line in lines[1:]:
@@ -241,12 +231,12 @@ def pull(
     if to is None:
         print(text, end="")
         return
-    if to.exists() and not force and PULLED not in to.read_text():
+    if to.is_file() and not force and PULLED.encode() not in to.read_bytes():
         raise OperationRefused(
             f"{to} was not written by `penstock schema pull`, so it is left alone. Name another "
             "file, or add --force."
         )
-    to.write_text(text)
+    write_file(to, text)
     print_note(f"{len(contracts)} event classes are in {to}.")
 
 
@@ -271,9 +261,9 @@ def docs(
     if to is None:
         sys.stdout.write(document)
         return
-    to.mkdir(parents=True, exist_ok=True)
-    for name, text in {"asyncapi.json": document, **render_pages(catalogue)}.items():
-        (to / name).write_text(text)
+    texts = {"asyncapi.json": document, **render_pages(catalogue)}
+    write_files(to, texts)
+    for name in texts:
         print(to / name)
 
 

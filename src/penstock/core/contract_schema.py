@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from penstock.core.contracts import readable_versions
 from penstock.core.events import Event
+from penstock.core.reader_demands import DemandsAside
 from penstock.core.schema.catalogue import Contract
 from penstock.core.schema.nodes import ALIASES
 from penstock.errors import RegistrationError
@@ -42,17 +43,19 @@ def contract_of(event_class: type[Event]) -> Contract:
         key=None if key is None else _written_name(key, event_class.model_fields[key]),
         upcasts_from=tuple(readable_versions(event_class)),
         description=str(schema.get("description", "")),
+        names_demands=True,
     )
 
 
-class _AsWritten(GenerateJsonSchema):
+class _AsWritten(DemandsAside):
     """Closes objects whose unknown fields are refused or dropped, and keeps aliases."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        described = super().model_schema(schema)
         model: type[BaseModel] = schema["cls"]
+        _require_written(model)
+        described = super().model_schema(schema)
         if "properties" in described or described.get("type") == "object":
             described.setdefault("additionalProperties", False)
         properties = _as_written(model, described.get("properties", {}))
@@ -78,13 +81,6 @@ class _AsWritten(GenerateJsonSchema):
         """Say that it is a number, and how long: nobody could tell it from a string else."""
         return self.build_decimal_pattern(schema)
 
-    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
-        """Keys with a pattern: no others are ever written."""
-        described = super().dict_schema(schema)
-        if "patternProperties" in described:
-            described.setdefault("additionalProperties", False)
-        return described
-
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
         described = super().dataclass_schema(schema)
         described.setdefault("additionalProperties", False)
@@ -94,6 +90,15 @@ class _AsWritten(GenerateJsonSchema):
         described = super().typed_dict_schema(schema)
         described.setdefault("additionalProperties", False)
         return described
+
+
+def _require_written(model: type[BaseModel]) -> None:
+    for name, info in model.model_fields.items():
+        if info.is_required() and (info.exclude or getattr(info, "exclude_if", None) is not None):
+            raise RegistrationError(
+                f"{model.__name__}.{name} is required and excluded from what is written, so nobody "
+                "could read what is sent. Give it a default, or write it."
+            )
 
 
 def _as_written(model: type[BaseModel], properties: dict[str, Any]) -> dict[str, Any]:
@@ -107,10 +112,11 @@ def _as_written(model: type[BaseModel], properties: dict[str, Any]) -> dict[str,
         written_name = _written_name(name, info)
         accepted = _names_read(model, name, info)
         if written_name not in accepted:
+            read_as = " or ".join(map(repr, accepted)) or "a part of another field"
             raise RegistrationError(
                 f"{model.__name__}.{name} is written as {written_name!r} and read as "
-                f"{' or '.join(map(repr, accepted))}, so nobody could read what is sent. Add "
-                f"{written_name!r} to its validation_alias, or use one alias for both."
+                f"{read_as}, so nobody could read what is sent. Add {written_name!r} to its "
+                "validation_alias, or use one alias for both."
             )
         others = [other for other in accepted if other != written_name]
         written[written_name] = {**described, ALIASES: others} if others else described
@@ -135,10 +141,11 @@ def _first_read(name: str, info: FieldInfo) -> str:
 
 
 def _names_read(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
-    choices = _choices(info)
     config = model.model_config
+    choices = _choices(info) if config.get("validate_by_alias", True) else []
     by_name = config.get("populate_by_name") or config.get("validate_by_name")
-    return [*choices, name] if by_name and name not in choices else choices or [name]
+    is_named = by_name or info.validation_alias is None
+    return [*choices, name] if is_named and name not in choices else choices
 
 
 def _choices(info: FieldInfo) -> list[str]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import ComputedFieldInfo
+from typing_extensions import TypeVar  # pydantic brings it
 
 from penstock.core import contracts
 from penstock.core.require import require
 from penstock.errors import RegistrationError
 
-Payload = TypeVar("Payload")
+# So that strict type checkers take StreamEvent alone, too.
+Payload = TypeVar("Payload", default=Any)
 
 
 class Event(BaseModel):
@@ -25,6 +28,7 @@ class Event(BaseModel):
     __event_type__: ClassVar[str]
     __event_version__: ClassVar[int | None]
     __event_key__: ClassVar[str | None]
+    __event_without_computed__: ClassVar[Any]
 
     def __init_subclass__(
         cls,
@@ -36,6 +40,9 @@ class Event(BaseModel):
     ) -> None:
         """Takes the class's keywords; pydantic hands them on once its fields are known."""
         super().__init_subclass__(**kwargs)
+        if any(isinstance(_decoration(member), ComputedFieldInfo) for member in vars(cls).values()):
+            # Only here: every event that is read would pay for a validator of this class.
+            cls.__event_without_computed__ = model_validator(mode="after")(_without_computed)
 
     @classmethod
     def __pydantic_init_subclass__(
@@ -79,6 +86,19 @@ class Event(BaseModel):
             return function
 
         return register
+
+
+def _decoration(member: object) -> object:
+    return getattr(member, "decorator_info", None)
+
+
+def _without_computed(event: Event) -> Event:
+    """The event without what its reader computes itself: it is written, and no unknown field."""
+    unknown = event.__pydantic_extra__ or {}
+    for name, info in type(event).model_computed_fields.items():
+        unknown.pop(info.alias or name, None)
+        event.__pydantic_fields_set__.discard(info.alias or name)
+    return event
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from penstock.core.schema import Break, Difference, Rule, check, differences, schema_hash
-from penstock.core.schema.catalogue import Catalogue, Contract, StreamEntry
+from penstock.core.schema.catalogue import Catalogue, Contract, StreamEntry, comparable
 from penstock.core.schema.documents import contract_in
 from penstock.stores.queries import Queries
 
@@ -46,6 +46,8 @@ class Gate:
     changed: tuple[Identity, ...]
     """Differ from their lock and break nobody."""
     compared: int
+    former: int
+    """Were locked by a former release, and do not name all that readers demand."""
 
 
 def pass_gate(locked: Sequence[Contract], code: Sequence[Contract], rule: Rule) -> Gate:
@@ -58,11 +60,11 @@ def pass_gate(locked: Sequence[Contract], code: Sequence[Contract], rule: Rule) 
         if identity not in present:
             findings += _judge_missing(contract, code)
             continue
-        breaks = check(contract.json_schema, present[identity].json_schema, rule)
+        old, new = comparable(contract, present[identity])
+        breaks = check(old, new, rule)
         findings += [_finding(identity, each) for each in breaks]
         findings += _judge_upcasters(contract, present[identity])
         findings += _judge_key(contract, present[identity])
-        old, new = contract.json_schema, present[identity].json_schema
         if not breaks and schema_hash(old) != schema_hash(new):
             changed.append(identity)
     known = _by_identity(locked)
@@ -78,7 +80,8 @@ def pass_gate(locked: Sequence[Contract], code: Sequence[Contract], rule: Rule) 
         for identity in present
         if identity not in known
     ]
-    return Gate(tuple(findings), tuple(changed), len(locked))
+    former = sum(not contract.names_demands for contract in locked)
+    return Gate(tuple(findings), tuple(changed), len(locked), former)
 
 
 def breaking(locked: Sequence[Contract], code: Sequence[Contract], rule: Rule) -> list[Finding]:
@@ -186,7 +189,7 @@ def compare(a: Sequence[Contract], b: Sequence[Contract]) -> list[ContractDiff]:
             side = "a" if identity in older else "b"
             found.append(ContractDiff(*identity, only_in=side))
             continue
-        old, new = older[identity].json_schema, newer[identity].json_schema
+        old, new = comparable(older[identity], newer[identity])
         changes = tuple(differences(old, new))
         if changes:
             found.append(

@@ -16,7 +16,7 @@ from penstock.core.contracts import Promise
 from penstock.core.events import Event
 from penstock.core.outgoing import OutgoingEvent
 from penstock.core.schema import Rule, check, schema_hash
-from penstock.core.schema.catalogue import Contract
+from penstock.core.schema.catalogue import Contract, comparable
 from penstock.core.schema.documents import contract_in, document_of
 from penstock.errors import ContractError
 from penstock.stores.queries import Queries
@@ -112,7 +112,7 @@ def _require_compatible(
     """Whoever reads this version reads all of its variants, and they are written side by side."""
     for variant in variants:
         recorded = contract_in(orjson.loads(variant.json_schema))
-        breaks = check(recorded.json_schema, described.contract.json_schema, Rule.FULL)
+        breaks = check(*comparable(recorded, described.contract), Rule.FULL)
         if not breaks:
             continue
         event_class = promise.event_class

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.core.schema.breaks import Break, Cause
+from penstock.core.schema.breaks import Break, Cause, not_provable
 from penstock.core.schema.facts import ArrayFacts, stated
+from penstock.core.schema.nodes import DEMANDS, STAYS_DISTINCT, node_text
 from penstock.core.schema.place import Comparing, Place
 from penstock.core.schema.shapes import Shape
 
@@ -25,11 +26,22 @@ def array_breaks(
             "all members differ",
             "the same member can be written twice, which the reader refuses",
         )
+    if STAYS_DISTINCT in node.get(DEMANDS, ()) and not _has_such_members(shape, node):
+        yield not_provable(at.path, DEMANDS)
     yield from _member_breaks(comparison, facts, node, _least(facts.most, most), at)
 
 
 def _all_differ(shape: Shape, facts: ArrayFacts) -> bool:
     return True in stated(shape.parts, "uniqueItems") or (facts.most is not None and facts.most < 2)
+
+
+def _has_such_members(shape: Shape, node: dict[str, Any]) -> bool:
+    """Whether the writer describes its members in the very words of the reader.
+
+    A set of which a number of members is demanded may shrink else: read, two may be the same.
+    """
+    items = node_text(node.get("items", True))
+    return any(node_text(written) == items for written in stated(shape.parts, "items"))
 
 
 def _most(node: dict[str, Any]) -> int | None:

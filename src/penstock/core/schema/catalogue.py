@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from penstock.core.schema.nodes import without_demands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class Contract:
     upcasts_from: tuple[int, ...] = ()
     """Older versions that have a path to this one."""
     description: str = ""
+    names_demands: bool = field(default=False, compare=False)
+    """Whether the schema names all that readers demand; those of former releases do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,13 @@ class Catalogue:
     title: str
     version: str
     streams: tuple[StreamEntry, ...]
+
+
+def comparable(one: Contract, other: Contract) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Both schemas, in the words that both have: nobody is blamed for what a release left out."""
+    if one.names_demands and other.names_demands:
+        return one.json_schema, other.json_schema
+    return without_demands(one.json_schema), without_demands(other.json_schema)
 
 
 def by_type_and_version(contracts: Iterable[Contract]) -> list[Contract]:

@@ -19,6 +19,8 @@ def document_of(contract: Contract) -> dict[str, Any]:
         mark["key"] = contract.key
     if contract.upcasts_from:
         mark["upcasts_from"] = list(contract.upcasts_from)
+    if contract.names_demands:
+        mark["names_demands"] = True
     return {"$schema": DIALECT, MARK: mark, **contract.json_schema}
 
 
@@ -35,6 +37,7 @@ def contract_in(document: Mapping[str, Any]) -> Contract:
                 name: part for name, part in document.items() if name not in ("$schema", MARK)
             },
             description=str(document.get("description", "")),
+            names_demands=mark.get("names_demands") is True,
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{MARK} is missing or incomplete ({type(error).__name__})") from None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.core.schema.instances import Judge, Schema, is_json, is_number, is_same
 from penstock.core.schema.merging import merged
+from penstock.core.schema.nodes import KEYS, text_of
 from penstock.core.schema.references import resolve
 from penstock.core.schema.samples import FORMATS, text_like, texts_of_length
 
@@ -166,7 +167,9 @@ class _Search:
             return {}
         like = {"type": "string"} | ({"pattern": pattern} if pattern is not None else {})
         names = merged(schema.get("propertyNames", True), like)
-        free = (name for name in self._different(names, "key") if name not in built)
+        key = self.example(schema[KEYS], open_references) if KEYS in schema else NOTHING
+        first = "key" if key is NOTHING else key if isinstance(key, str) else text_of(key)
+        free = (name for name in self._different(names, first) if name not in built)
         return dict.fromkeys(islice(free, missing), value)
 
     # ── lists ──────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, Final
 
 from penstock.core.schema.nodes import Node, node_text
-from penstock.core.schema.values import accepts, exact, is_named, matches
+from penstock.core.schema.values import accepts, counted_in, exact, is_named, length_of, matches
 
 Parts = tuple[dict[str, Any], ...]
 Together = tuple[Node, ...]
@@ -100,28 +100,48 @@ def _common_multiple(steps: list[Fraction]) -> Fraction | None:
     return result
 
 
+BYTES_PER_CHARACTER_MAX: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class StringFacts:
-    """The lengths a string can have."""
+    """The lengths a string can have, in characters unless the reader counts otherwise."""
 
     shortest: int
     longest: int | None
 
     @classmethod
-    def of(cls, parts: Parts, values: tuple[Any, ...] | None) -> StringFacts:
-        """The facts of strings; of the values alone, where they are listed."""
+    def of(cls, parts: Parts, values: tuple[Any, ...] | None, counted: str = "") -> StringFacts:
+        """The facts of strings; of the values alone, where they are listed.
+
+        `counted` is what the reader counts, see `counted_in`.
+        """
         if values:
-            lengths = [len(value) for value in values]
+            lengths = [length_of(value, counted) for value in values]
             return cls(min(lengths), max(lengths))
+        known = [_lengths(part, counted) for part in parts]
         return cls(
-            max(stated(parts, "minLength"), default=0),
-            min(stated(parts, "maxLength"), default=None),
+            max((low for low, _ in known), default=0),
+            min((high for _, high in known if high is not None), default=None),
         )
 
     @property
     def is_impossible(self) -> bool:
         """Whether no length fits."""
         return self.longest is not None and self.shortest > self.longest
+
+
+def _lengths(part: dict[str, Any], counted: str) -> tuple[int, int | None]:
+    """The lengths that a part allows, as somebody else counts; the part may count otherwise."""
+    low, high = part.get("minLength", 0), part.get("maxLength")
+    match counted_in(part), counted:
+        case own, other if own == other:
+            return low, high
+        case "binary", "":
+            return -(-low // BYTES_PER_CHARACTER_MAX), high
+        case "", "binary":
+            return low, None if high is None else high * BYTES_PER_CHARACTER_MAX
+    return 0, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +216,7 @@ class ObjectFacts:
         """What holds for the field of that name, if it is there."""
         if self.names is not None and name not in self.names:
             return (False,)
-        rules = stated(self.parts, "propertyNames")
+        rules = map(name_rule, stated(self.parts, "propertyNames"))
         if any(accepts(rule, name, self.definitions) is False for rule in rules):
             return (False,)
         return distinct(node for part in self.parts for node in _values_of(part, name))
@@ -235,22 +255,31 @@ class ObjectFacts:
 
     def name_rules(self) -> Iterator[Together]:
         """What can hold for the names of fields that are not declared."""
-        rules = stated(self.parts, "propertyNames")
+        rules = map(name_rule, stated(self.parts, "propertyNames"))
         closed = [
             part["patternProperties"]
             for part in self.parts
             if part.get("additionalProperties") is False and part.get("patternProperties")
         ]
+        known = ({"type": "string"}, *rules)
         for choice in product(*closed):
             patterns = [{"pattern": pattern} for pattern in choice]
-            yield distinct(({"type": "string"}, *rules, *patterns))
+            yield distinct((*known, *patterns))
+
+
+def name_rule(rule: Node) -> Node:
+    """What `propertyNames` say of the texts that stand there: the keys of an IntEnum are digits."""
+    if isinstance(rule, bool) or all(isinstance(name, str) for name in rule.get("enum", ())):
+        return rule
+    names = [name if isinstance(name, str) else node_text(name) for name in rule["enum"]]
+    return {"enum": names}
 
 
 def _listed_names(part: dict[str, Any]) -> frozenset[str] | None:
     """The names a part allows, if it lists them."""
-    rule = part.get("propertyNames", True)
+    rule = name_rule(part.get("propertyNames", True))
     if isinstance(rule, dict) and "enum" in rule:
-        return frozenset(name for name in rule["enum"] if isinstance(name, str))
+        return frozenset(rule["enum"])
     if part.get("additionalProperties") is False and not part.get("patternProperties"):
         return frozenset(part.get("properties", ()))
     return frozenset() if rule is False else None

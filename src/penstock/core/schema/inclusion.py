@@ -11,12 +11,12 @@ from penstock.core.schema.arrays import array_breaks
 from penstock.core.schema.breaks import Break, Cause, not_provable
 from penstock.core.schema.canonical import definition_of
 from penstock.core.schema.facts import ObjectFacts
-from penstock.core.schema.nodes import ALIASES, Node, node_text, text_of
+from penstock.core.schema.nodes import ALIASES, DEMANDS, KEYS, Node, node_text, text_of
 from penstock.core.schema.objects import object_breaks
 from penstock.core.schema.opened import Opening, without_aliases
 from penstock.core.schema.place import Pair, Place
 from penstock.core.schema.rendering import words_for, words_for_all, words_for_values
-from penstock.core.schema.scalars import format_breaks, number_breaks, string_breaks
+from penstock.core.schema.scalars import demand_breaks, format_breaks, number_breaks, string_breaks
 from penstock.core.schema.shapes import Shape, Shapes, Together
 from penstock.core.schema.values import accepts, kind_of, kinds_of_type
 
@@ -40,10 +40,12 @@ _OBJECTS: Final = frozenset(
         "minProperties",
         "maxProperties",
         "dependentRequired",
+        KEYS,
     }
 )
 _GENERAL: Final = frozenset(
-    {"$ref", "$defs", "allOf", "anyOf", "oneOf", "not", "type", "enum", "format", ALIASES}
+    {"$ref", "$defs", "allOf", "anyOf", "oneOf", "not", "type", "enum", "format"}
+    | {ALIASES, DEMANDS}
 )
 _UNDERSTOOD: Final = _NUMBERS | _STRINGS | _ARRAYS | _OBJECTS | _GENERAL
 
@@ -140,6 +142,7 @@ class Comparison:
             yield not_provable(at.path, "not", words_for_all(shape.source), words_for(node))
         if "format" in node:
             yield from format_breaks(shape, node, at)
+        yield from demand_breaks(shape, node, at)
         yield from self._kind_breaks(shape, node, at)
         yield from self._unknown_breaks(shape, node, at)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 Node = bool | dict[str, Any]
@@ -11,6 +11,15 @@ Node = bool | dict[str, Any]
 
 ALIASES: Final = "x-penstock-aliases"
 """Further names under which a reader accepts a property, the most wanted first."""
+DEMANDS: Final = "x-penstock-demands"
+"""What a reader demands of a value, and every written one has, in words JSON Schema lacks."""
+HEXADECIMAL: Final = "in hexadecimal digits"
+STAYS_DISTINCT: Final = "different from the others once it is read"
+WRITTEN_AS_NUMBER: Final = "a time that is written as a number, whatever its format says"
+"""Demands that mean something to a comparison; all others are words to it."""
+KEYS: Final = "x-penstock-keys"
+"""What the names of an object are read as, where that is no text: `{"type": "integer"}`."""
+_OWN: Final = frozenset({ALIASES, DEMANDS, KEYS})
 
 HOLDS_ONE: Final = frozenset(
     {
@@ -25,6 +34,7 @@ HOLDS_ONE: Final = frozenset(
         "then",
         "unevaluatedItems",
         "unevaluatedProperties",
+        KEYS,
     }
 )
 HOLDS_MANY: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -56,7 +66,20 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separator
 
 def is_editorial(keyword: str) -> bool:
     """Whether a keyword refuses nothing; `x-` ones are somebody's notes, except our own."""
-    return keyword in EDITORIAL or (keyword.startswith("x-") and keyword != ALIASES)
+    return keyword in EDITORIAL or (keyword.startswith("x-") and keyword not in _OWN)
+
+
+def without_demands(node: Any) -> Any:
+    """The schema as releases wrote it that had no words for what readers demand."""
+    if isinstance(node, list):
+        return [without_demands(member) for member in node]
+    if not isinstance(node, Mapping):
+        return node
+    return {
+        keyword: without_demands(value)
+        for keyword, value in node.items()
+        if keyword not in (DEMANDS, KEYS)
+    }
 
 
 def text_of(value: object) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.core.schema.breaks import Break, Cause, not_provable
-from penstock.core.schema.facts import CHOICES_MAX, ObjectFacts, stated
-from penstock.core.schema.nodes import ALIASES, Node
+from penstock.core.schema.facts import CHOICES_MAX, ObjectFacts, distinct, name_rule, stated
+from penstock.core.schema.nodes import ALIASES, KEYS, Node
 from penstock.core.schema.place import Comparing, Place
 from penstock.core.schema.rendering import words_for, words_for_all
 from penstock.core.schema.shapes import Shape, Together, TooComplex
@@ -24,6 +24,7 @@ def object_breaks(
     yield from reading.other_fields()
     yield from reading.unlisted_fields()
     yield from reading.names()
+    yield from reading.keys()
     yield from reading.counts()
     yield from reading.dependencies()
 
@@ -154,7 +155,7 @@ class _ObjectReading:
 
     def _name_rules(self) -> Iterator[Node]:
         if "propertyNames" in self.node:
-            yield self.node["propertyNames"]
+            yield name_rule(self.node["propertyNames"])
         # A dictionary whose keys have a pattern is written like this, and reading it refuses all
         # other keys, although the schema does not say so.
         is_dictionary = self.patterns and _has_only_patterns(self.node)
@@ -183,6 +184,20 @@ class _ObjectReading:
             next(self.comparison.breaks(names, rule, at), None) is None
             for names in self.facts.name_rules()
         )
+
+    def keys(self) -> Iterator[Break]:
+        """Names that cannot be read as what the reader takes them for."""
+        if KEYS not in self.node or self.facts.names == frozenset():
+            return
+        written, wanted = distinct(stated(self.parts, KEYS)), self.node[KEYS]
+        found = self.comparison.breaks(written, wanted, self.at.names().trial())
+        if next(found, None) is not None:
+            yield self.at.breaks(
+                Cause.NAMES_NARROWED,
+                words_for_all(written) if written else "any name",
+                words_for(wanted),
+                "fields can be written under names that the reader cannot read as its keys",
+            )
 
     def counts(self) -> Iterator[Break]:
         """Objects with too few or too many fields."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.core.schema.instances import Schema
 from penstock.core.schema.markdown_text import code, text, value
-from penstock.core.schema.nodes import ALIASES
+from penstock.core.schema.nodes import ALIASES, DEMANDS, KEYS
 from penstock.core.schema.references import resolve
 
 _VALUES_MAX: Final = 20
@@ -133,7 +133,8 @@ class Words:
         values = next(iter(schema.get("patternProperties", {}).values()), values)
         if schema.get("properties") or isinstance(values, bool):
             return "object"
-        names = self.type_of(schema.get("propertyNames", {"type": "string"}), depth + 1)
+        keys = schema.get("propertyNames", schema.get(KEYS, {"type": "string"}))
+        names = self.type_of(keys, depth + 1)
         return f"mapping of {names} to {self.type_of(values, depth + 1)}"
 
     def name_of(self, schema: Schema) -> str:
@@ -169,6 +170,7 @@ class Words:
             for keyword, words in _LIMITS.items()
             if keyword in schema and not (keyword in _COUNTS and "prefixItems" in schema)
         )
+        yield from map(text, schema.get(DEMANDS, ()))
         yield from self._constraints_inside(schema, depth)
         if "default" in schema:
             yield f"default {value(schema['default'])}"

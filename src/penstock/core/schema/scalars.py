@@ -1,4 +1,4 @@
-"""Numbers and strings: what a writer may write and a reader refuses."""
+"""Numbers, strings, formats and demands: what a writer may write and a reader refuses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from penstock.core.schema.breaks import Break, Cause
 from penstock.core.schema.facts import Bound, NumberFacts, StringFacts, stated
+from penstock.core.schema.nodes import DEMANDS, WRITTEN_AS_NUMBER
 from penstock.core.schema.place import Place
 from penstock.core.schema.shapes import Shape
-from penstock.core.schema.values import FREE_FORMATS, exact
+from penstock.core.schema.values import FREE_FORMATS, counted_in, exact, kinds_of_type
 
 _NO_LIMIT: Final = "no limit"
 _EVERY_STRING: Final = frozenset({"", "^", ".*", "^.*", "(.*)"})
@@ -23,7 +24,14 @@ _WIDER_FORMATS: Final[dict[str, str]] = {
 
 
 def number_breaks(shape: Shape, node: dict[str, Any], at: Place) -> Iterator[Break]:
-    """Numbers outside the reader's range, or between its steps."""
+    """Numbers outside the reader's range, between its steps, or written like a fraction."""
+    if _is_integer(node) and _is_whole_by_chance(shape):
+        yield at.breaks(
+            Cause.TYPE_NARROWED,
+            "number",
+            "integer",
+            "whole numbers can be written as 1.0 or 1e+19, which a reader of integers may refuse",
+        )
     facts = NumberFacts.of(shape.parts, shape.kind, shape.values)
     for keyword, is_open in (("minimum", False), ("exclusiveMinimum", True)):
         if keyword in node and not _is_above(facts.low, (exact(node[keyword]), is_open)):
@@ -50,6 +58,16 @@ def number_breaks(shape: Shape, node: dict[str, Any], at: Place) -> Iterator[Bre
         )
 
 
+def _is_integer(part: dict[str, Any]) -> bool:
+    return "type" in part and "fraction" not in kinds_of_type(part["type"])
+
+
+def _is_whole_by_chance(shape: Shape) -> bool:
+    """Whether only a step keeps fractions out, so that numbers are not written as integers."""
+    is_said = shape.values is not None or any(map(_is_integer, shape.parts))
+    return not is_said and NumberFacts.of(shape.parts, "fraction", None).is_impossible
+
+
 def _is_above(low: Bound | None, limit: Bound) -> bool:
     return low is not None and (low[0] > limit[0] or (low[0] == limit[0] and low[1] >= limit[1]))
 
@@ -74,7 +92,7 @@ def _steps_fit(facts: NumberFacts, step: float) -> bool:
 
 def string_breaks(shape: Shape, node: dict[str, Any], at: Place) -> Iterator[Break]:
     """Strings of a length the reader refuses, or that may not match its pattern."""
-    facts = StringFacts.of(shape.parts, shape.values)
+    facts = StringFacts.of(shape.parts, shape.values, counted_in(node))
     if facts.shortest < node.get("minLength", 0):
         yield at.breaks(
             Cause.MIN_LENGTH_RAISED,
@@ -115,3 +133,24 @@ def format_breaks(shape: Shape, node: dict[str, Any], at: Place) -> Iterator[Bre
             wanted,
             f"values can be written that may not be a valid {wanted}",
         )
+
+
+def demand_breaks(shape: Shape, node: dict[str, Any], at: Place) -> Iterator[Break]:
+    """Values that may not be what the reader demands besides."""
+    known = {demand for demands in stated(shape.parts, DEMANDS) for demand in demands}
+    wanted = node.get(DEMANDS, ())
+    if WRITTEN_AS_NUMBER in known and "type" in node and WRITTEN_AS_NUMBER not in wanted:
+        yield at.breaks(
+            Cause.TYPE_CHANGED,
+            WRITTEN_AS_NUMBER,
+            "a text",
+            "a time is written as a number, and the reader takes a text",
+        )
+    for demand in wanted:
+        if demand not in known:
+            yield at.breaks(
+                Cause.FORMAT_TIGHTENED,
+                ", ".join(sorted(known)) or "no demand",
+                demand,
+                f"values can be written that are not {demand}, which the reader demands",
+            )

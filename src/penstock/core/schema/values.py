@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from penstock.core.schema.canonical import definition_of
-from penstock.core.schema.nodes import ALIASES, Node, text_of
+from penstock.core.schema.nodes import ALIASES, DEMANDS, HEXADECIMAL, Node, text_of
 
 Answer = bool | None
 
@@ -63,6 +63,19 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
         return None
 
 
+def counted_in(node: Mapping[str, Any]) -> str:
+    """What the lengths of a string are counted in: characters (""), bytes, or those it encodes."""
+    name = node.get("format")
+    if HEXADECIMAL in node.get(DEMANDS, ()):
+        return HEXADECIMAL
+    return str(name) if name in {"base64", "base64url", "binary"} else ""
+
+
+def length_of(text: str, counted: str) -> int:
+    """How long a text is to whoever counts so; of an encoded one, what it has at most."""
+    return len(text.encode(errors="surrogatepass")) if counted == "binary" else len(text)
+
+
 def every(answers: Iterable[Answer]) -> Answer:
     """All of them: no if one is no, else unknown if one is."""
     seen = set(answers)
@@ -110,6 +123,10 @@ class _Question:
     def of(self, node: Node, value: Any) -> Answer:
         """Whether a schema inside takes a value inside, or the same."""
         return accepts(node, value, self.definitions, self.depth)
+
+    def length(self, node: Mapping[str, Any]) -> int:
+        """How long the text is to this schema."""
+        return length_of(self.value, counted_in(node))
 
     def reference(self, reference: object) -> Answer:
         """Whether what a reference stands for takes the value."""
@@ -199,8 +216,8 @@ _NUMBERS: Final[_Checks] = {
     "multipleOf": lambda ask, node: (exact(ask.value) / exact(node["multipleOf"])).denominator == 1,
 }
 _STRINGS: Final[_Checks] = {
-    "maxLength": lambda ask, node: bool(len(ask.value) <= node["maxLength"]),
-    "minLength": lambda ask, node: bool(len(ask.value) >= node["minLength"]),
+    "maxLength": lambda ask, node: ask.length(node) <= node["maxLength"],
+    "minLength": lambda ask, node: ask.length(node) >= node["minLength"],
     "pattern": lambda ask, node: matches(node["pattern"], ask.value),
 }
 _ARRAYS: Final[_Checks] = {
