@@ -32,8 +32,8 @@ from penstock.ops.status import read_status
 from penstock.runtime.health import GroupReport
 from penstock.runtime.health_server import HealthServer
 from penstock.runtime.state_cache import StateCache
+from penstock.stores.hot_log_keys import log_key
 from penstock.stores.postgres import connect
-from penstock.stores.redis_log import log_key
 from penstock.telemetry import metrics
 from penstock.telemetry.meters import Sums
 from penstock.telemetry.metrics import Kind

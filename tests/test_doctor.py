@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -18,7 +19,9 @@ from penstock.core.diagnosis import (
     judge_lease,
     judge_parameters,
     judge_redis,
+    judge_timer_redis,
 )
+from penstock.core.redis_acl import reader_line
 from penstock.stores.migrations import migrations
 from tests.test_cli import Penstock
 from tests.test_janitor import Books
@@ -126,6 +129,38 @@ def test_redis_that_throws_away_is_found(penstock: Penstock, redis_url: str) -> 
     assert [check for check, what in found if "allkeys-lru" in what] == ["redis"]
 
 
+def test_a_wrong_password_is_told_as_one(penstock: Penstock, redis_url: str) -> None:
+    penstock.variables["PENSTOCK_REDIS_URL"] = redis_url.replace("//", "//nobody:canary@")
+    [(check, what)] = others(troubles(penstock, code=1))
+    assert check == "redis"
+    assert "refuses this user" in what
+    assert "canary" not in what
+
+
+def test_a_reader_by_policy_may_ask_what_is_asked(penstock: Penstock, redis_url: str) -> None:
+    user = f"reader_{uuid4().hex}"
+    with redis.Redis.from_url(redis_url) as opened:
+        client: Any = opened
+        line = reader_line(user, "penstock", ["orders"]).replace("…", "hush")
+        client.execute_command(*line.split())
+        try:
+            url = redis_url.replace("//", f"//{user}:hush@")
+            penstock.variables["PENSTOCK_REDIS_URL"] = url
+            assert others(troubles(penstock, code=1)) == []
+        finally:
+            client.acl_deluser(user)
+
+
+def test_the_server_of_the_timers_is_looked_at_too(penstock: Penstock, redis_url: str) -> None:
+    penstock.variables["PENSTOCK_TIMER_REDIS_URL"] = "redis://127.0.0.1:1/0"
+    [(check, what)] = others(troubles(penstock, code=1))
+    assert check == "timers"
+    assert "127.0.0.1:1" in what
+    penstock.variables["PENSTOCK_TIMER_REDIS_URL"] = redis_url.replace("/0", "/1")
+    assert all(check == "timers" for check, _ in others(troubles(penstock, code=1)))
+    assert "ok    timers        valkey" in penstock("doctor", code=1).stdout
+
+
 def test_judgements() -> None:
     assert judge_clock("x", 1.0).level is Level.GOOD
     assert judge_clock("x", -600.0).level is Level.WARNING
@@ -140,6 +175,15 @@ def test_judgements() -> None:
     assert len(list(judge_parameters(bad))) == 4
     replica = {"role": "slave", "maxmemory": 1000, "aof_enabled": 1}
     assert len(list(judge_redis(replica, "volatile-lru", 2000))) == 2
+    cluster = {"cluster_enabled": 1, "aof_enabled": 1}
+    [found] = judge_redis(cluster, "noeviction", 2000)
+    assert "cluster" in found.what
+    assert list(judge_timer_redis(cluster, "noeviction", hash_tags=True)) == []
+    levels = [each.level for each in judge_timer_redis(cluster, "allkeys-lru", hash_tags=False)]
+    assert levels == [Level.PROBLEM, Level.PROBLEM]
+    forgetful = {"role": "slave", "aof_enabled": 0}
+    levels = [each.level for each in judge_timer_redis(forgetful, None, hash_tags=False)]
+    assert levels == [Level.PROBLEM, Level.WARNING]
     indexes = expected_indexes(migration.sql for migration in migrations())
     assert "timer_next" in indexes
     assert "timer_due" not in indexes

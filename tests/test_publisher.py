@@ -768,20 +768,73 @@ def test_something_else_in_the_place_of_the_log_is_as_good_as_no_log(
     ]
 
 
-def test_a_term_that_postgres_has_forgotten_is_passed_by_taking_new_ones(
-    settings: Settings, client: Any
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_term_that_postgres_has_forgotten_is_passed_in_one_step(
+    settings: Settings, client: Any, is_running: bool
 ) -> None:
-    send(settings.database_url, "orders", 3)
-    with worker(settings) as publisher:
+    with worker(settings) as publisher, told(signals.LeaseLost) as lost:
+        if is_running:
+            send(settings.database_url, "orders", 3)
+            publisher.publish_all()
+        client.hset("penstock:{orders}:meta", mapping=meta_of(settings, client, term=999_999))
+        send(settings.database_url, "orders", 3)
+        wait_until(lambda: publisher.step() >= 0 and bool(lost), what="it is noticed")
         publisher.publish_all()
-    client.hset("penstock:{orders}:meta", "term", 5)
-    send(settings.database_url, "orders", 3)
-    with worker(settings) as publisher:
+    [(reason,)] = [(signal.reason,) for signal in lost]
+    assert "term 999999" in reason
+    assert_published(settings, 6 if is_running else 3)
+    assert client.hget("penstock:{orders}:meta", "term") == b"1000000"
+    assert ask(settings.database_url, "SELECT term FROM events.stream_lease") == [(1_000_000,)]
+
+
+def meta_of(settings: Settings, client: Any, **fields: Any) -> dict[str, Any]:
+    """The record beside the log as this database's publisher would leave it."""
+    with psycopg.connect(settings.database_url, autocommit=True) as connection:
+        streams = Streams()
+        streams.register(connection, "orders")
+        origin = streams.read(connection, "orders").origin
+        return {"origin": origin, "incarnation": streams.incarnation(connection), **fields}
+
+
+@pytest.mark.parametrize("term", ["abc", 2**63 - 1, 2**64])
+def test_a_term_that_no_publisher_had_is_as_good_as_no_log(
+    settings: Settings, client: Any, term: int | str
+) -> None:
+    with worker(settings) as publisher, told(signals.ServerLost) as lost:
+        send(settings.database_url, "orders", 2)
+        publisher.publish_all()
+        client.hset("penstock:{orders}:meta", "term", term)
+        send(settings.database_url, "orders", 3)
         wait_until(
-            lambda: publisher.step() >= 0 and state_of(settings) == (6, 6),
-            what="the term has caught up",
+            lambda: publisher.step() >= 0 and len(positions(settings)) == 5,
+            what="all are numbered",
         )
-    assert_published(settings, 6)
+        assert [signal.server for signal in lost] == ["the hot log of orders"]
+        client.delete("penstock:{orders}:meta")
+        publisher.publish_all()
+    assert_published(settings, 5)
+    assert ask(settings.database_url, "SELECT term FROM events.stream_lease") == [(1,)]
+
+
+def test_whoever_holds_the_lease_is_not_overtaken_by_a_publisher_that_lost_it(
+    settings: Settings,
+) -> None:
+    send(settings.database_url, "orders", 1)
+    paused = Worker(settings)
+    paused.publish_all()
+    ask(settings.database_url, "UPDATE events.stream_lease SET lease_until = '-infinity'")
+    with worker(settings) as successor:
+        successor.publish_all()
+        send(settings.database_url, "orders", 1)
+        successor.publish_all()
+        for publication in paused.publisher._publications.values():
+            publication.last = None
+        paused.step()
+        assert ask(settings.database_url, "SELECT term FROM events.stream_lease") == [(2,)]
+        send(settings.database_url, "orders", 1)
+        successor.publish_all()
+        paused.close()
+    assert_published(settings, 3)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 import redis
+from redis.crc import key_slot
 
+from penstock import TimerQueue
 from penstock.errors import (
     LeaseLost,
     ServerUnavailable,
@@ -20,10 +23,19 @@ from penstock.errors import (
     StreamForeign,
 )
 from penstock.stores import redis_link, redis_log
-from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.stores.hot_log import (
+    Fence,
+    HotLogClosed,
+    HotLogGap,
+    HotLogTermOver,
+    HotLogUnusable,
+)
 from penstock.stores.redis_link import RedisLink, Script
 from penstock.stores.redis_log import RedisLog
+from penstock.stores.redis_refusals import TERM_MAX
+from penstock.stores.redis_server import look_at
 from penstock.stores.servers import EmbeddedValkey
+from penstock.stores.timer_queue import RedisTimers
 from tests.proxy import Proxy
 from tests.publishing import hot_ids, ids, log_key
 from tests.waiting import SOON_SECONDS, wait_until
@@ -272,6 +284,48 @@ def test_a_key_that_is_something_else_concerns_one_stream_only(log: RedisLog, cl
     assert log.open("other", Fence(HERE, DATABASE, 1), base=0) is None
 
 
+def test_a_key_that_is_something_else_is_the_one_that_is_named(log: RedisLog, client: Any) -> None:
+    client.lpush("penstock:{orders}:keys", "mine")
+    with pytest.raises(HotLogUnusable, match=r"\{orders\}:keys at") as refused:
+        log.read_keys("orders")
+    assert ":log" not in str(refused.value)
+    assert ":meta" not in str(refused.value)
+
+
+@pytest.mark.parametrize("term", [5, TERM_MAX])
+def test_a_later_term_is_told_as_it_is(log: RedisLog, client: Any, term: int) -> None:
+    open_log(log)
+    client.hset(META_KEY, "term", term)
+    with pytest.raises(HotLogTermOver) as over:
+        open_log(log)
+    assert over.value.term == term
+
+
+@pytest.mark.parametrize("term", [TERM_MAX + 1, 2**63 - 1, "abc", "inf", "1e30", "0x99"])
+def test_a_term_that_no_publisher_had_makes_one_record_unusable(
+    log: RedisLog, client: Any, term: int | str
+) -> None:
+    open_log(log)
+    client.hset(META_KEY, "term", term)
+    unreadable = r"delete the key penstock:\{orders\}:meta"
+    with pytest.raises(HotLogUnusable, match=unreadable):
+        append(log, 1, 1)
+    with pytest.raises(HotLogUnusable, match=unreadable):
+        open_log(log)
+    client.delete(META_KEY)
+    assert open_log(log) is None
+
+
+def test_a_base_that_is_no_number_is_replaced(log: RedisLog, client: Any) -> None:
+    open_log(log)
+    client.hset(META_KEY, "base", "abc")
+    assert log.last("orders", Fence(HERE, DATABASE, 1)) is None
+    with pytest.raises(HotLogUnusable, match="meta"):
+        append(log, 1, 1)
+    open_log(log)
+    assert append(log, 1, 1) == 1
+
+
 # ── reading ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -438,11 +492,97 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
     assert "canary" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "redis://canary@h:port", "http://canary@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:6379", "redis://canary@h:port", "http://canary@h"),
+        *("redis://h/0?ssl_cert_reqs=none", "redis://h/0?canary=1", "redis://h?parser_class=x"),
+        *("redis://h/0?protocol=9", "rediss://h/0?ssl_cert_reqs=canary", "unix:///s?canary=1"),
+    ],
+)
 def test_an_address_that_cannot_be_used_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError, match="redis://") as refused:
         RedisLog(url)
     assert "canary" not in str(refused.value)
+    with closing(RedisTimers(url)) as timers, pytest.raises(SettingsError, match="redis://"):
+        timers.has_pending("mail", "t1")
+    with pytest.raises(SettingsError, match="redis://"):
+        asyncio.run(has_pending(url))
+
+
+@pytest.mark.slow
+def test_a_server_is_reached_through_its_socket_file(tmp_path: Path) -> None:
+    path = tmp_path / "valkey.sock"
+    with EmbeddedValkey(tmp_path, persistence="none", settings={"unixsocket": str(path)}):
+        url = f"unix://{path}"
+        with closing(RedisLog(url)) as log:
+            open_log(log)
+            assert append(log, 1, 1) == 1
+        assert look_at(url).information["role"] == "master"
+        with TimerQueue(url) as queue:
+            queue.publish("x", "mail", timer_id="t1")
+        assert asyncio.run(has_pending(url))
+
+
+async def has_pending(url: str) -> bool:
+    async with TimerQueue(url) as queue:
+        return await queue.has_pending_async("mail", "t1")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*1\r\n:1\r\n", b"HTTP/1.1\r\n"]
+)
+@pytest.mark.parametrize("option", ["", "?protocol=2"])
+def test_whoever_answers_something_else_is_no_redis(answer: bytes, option: str) -> None:
+    with talking_server(answer, option) as url, closing(RedisLog(url)) as log:
+        # Twice: the first time must not leave a connection on which nobody was greeted.
+        for ask in (lambda: open_log(log), lambda: read_all(log)) * 2:
+            with pytest.raises(ServerUnsuitable, match="like Redis"):
+                ask()
+        with pytest.raises(ServerUnsuitable):
+            look_at(url)
+        if option:
+            return
+        with closing(RedisTimers(url)) as timers, pytest.raises(ServerUnsuitable):
+            timers.claim("mail", count=1, lease_seconds=3)
+
+
+@pytest.mark.slow
+def test_a_stream_on_another_node_of_a_cluster_is_the_only_one_without_a_log(
+    cluster_urls: tuple[str, str],
+) -> None:
+    first, second = (closing(RedisLog(url)) for url in cluster_urls)
+    with first as log, second as other:
+        fence = Fence(HERE, DATABASE, 1)
+        # By their slots: `orders` is in the upper half, `a` is not.
+        here, there = sorted(("orders", "a"), key=lambda name: key_slot(log_key(name).encode()))
+        assert log.open(here, fence, base=0) is None
+        with pytest.raises(HotLogUnusable, match="cluster"):
+            log.open(there, fence, base=0)
+        assert other.open(there, fence, base=0) is None
+
+
+def is_whole(client: Any) -> bool:
+    found = client.execute_command("CLUSTER INFO")
+    return (found["cluster_state"], found["cluster_slots_ok"]) == ("ok", "16384")
+
+
+@pytest.fixture
+def cluster_urls(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Two nodes, with half of the slots each."""
+    settings = {"cluster-enabled": "yes"}
+    with (
+        EmbeddedValkey(tmp_path / "1", persistence="none", settings=settings) as first,
+        EmbeddedValkey(tmp_path / "2", persistence="none", settings=settings) as second,
+        closing(redis.Redis.from_url(first.url)) as opened,
+        closing(redis.Redis.from_url(second.url)) as other,
+    ):
+        clients: list[Any] = [opened, other]
+        clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", second.port)
+        wait_until(lambda: all(map(is_whole, clients)), what="both know all slots")
+        yield first.url, second.url
 
 
 def test_a_server_that_is_too_old_is_named_with_its_version() -> None:
@@ -570,11 +710,30 @@ def fake_server(server_lines: bytes) -> Iterator[tuple[str, list[bytes]]]:
             size = int(self.rfile.readline()[1:])
             return self.rfile.read(size + 2)[:size]
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler) as port:
+        yield f"redis://127.0.0.1:{port}?protocol=2", commands
+
+
+@contextmanager
+def talking_server(answer: bytes, option: str) -> Iterator[str]:
+    """A server that says the same to everything."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(65536):
+                self.request.sendall(answer)
+
+    with serving(Handler) as port:
+        yield f"redis://127.0.0.1:{port}/0{option}"
+
+
+@contextmanager
+def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
+    """A server in threads of its own. Gives its port."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        serving = threading.Thread(target=server.serve_forever, daemon=True)
-        serving.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"redis://127.0.0.1:{server.server_address[1]}?protocol=2", commands
+            yield int(server.server_address[1])
         finally:
             server.shutdown()

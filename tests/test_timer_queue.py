@@ -599,6 +599,65 @@ def test_a_key_of_another_kind_is_reported(queue: TimerQueue, client: Any) -> No
         queue.publish("x", TOPIC)
 
 
+def test_where_the_state_cannot_be_touched_no_timer_changes(
+    timers: RedisTimers, client: Any
+) -> None:
+    arm(timers)
+    before = client.zscore(TIMELINE, "t1"), client.hgetall(PAYLOADS)
+    client.set(STATE, "something else")
+    for change in (
+        lambda: timers.publish(TOPIC, "t1", b"new", delay_seconds=100),
+        lambda: timers.publish(TOPIC, "t2", b"new", delay_seconds=100),
+        lambda: timers.cancel(TOPIC, "t1"),
+    ):
+        with pytest.raises(ServerUnsuitable, match="wrong type") as refused:
+            change()
+        assert "Nothing was done" not in str(refused.value)
+    assert (client.zscore(TIMELINE, "t1"), client.hgetall(PAYLOADS)) == before
+    assert client.zcard(TIMELINE) == 1
+
+
+def test_a_dead_timer_stays_dead_where_the_state_cannot_be_touched(
+    timers: RedisTimers, client: Any
+) -> None:
+    arm(timers)
+    timers.bury(take(timers), error_type="E", error_message="m")
+    client.set(STATE, "something else")
+    with pytest.raises(ServerUnsuitable):
+        timers.redrive(TOPIC, "t1")
+    assert timers.counts(TOPIC) == (0, 1)
+
+
+def test_a_user_that_may_not_clear_the_state_arms_nothing(redis_url: str, client: Any) -> None:
+    user = f"timers_{uuid4().hex}"
+    line = timer_line(user, KeyNames()).replace("…", "hush").replace(" +hdel", "")
+    client.execute_command(*line.split())
+    try:
+        parts = urlsplit(redis_url)
+        url = parts._replace(netloc=f"{user}:hush@{parts.hostname}:{parts.port}").geturl()
+        with TimerQueue(url) as narrow, pytest.raises(ServerUnsuitable, match="refuses"):
+            narrow.publish("x", TOPIC)
+        assert client.zcard(TIMELINE) == 0
+    finally:
+        client.acl_deluser(user)
+
+
+def test_a_full_server_takes_no_timer_and_keeps_the_lease_of_another(
+    timers: RedisTimers, client: Any
+) -> None:
+    arm(timers)
+    taken = take(timers)
+    client.config_set("maxmemory", "1mb")
+    try:
+        for timer_id in ("t1", "t2"):
+            with pytest.raises(ServerUnavailable, match="Nothing was done"):
+                arm(timers, timer_id, b"new")
+    finally:
+        client.config_set("maxmemory", "0")
+    assert client.hgetall(PAYLOADS) == {b"t1": b"body"}
+    assert timers.commit(taken) == Outcome.DONE
+
+
 def test_the_pipeline_has_a_queue_by_its_settings(redis_url: str) -> None:
     database_url = "postgresql://nobody@127.0.0.1:1/none"
     pipeline = Pipeline(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.errors import LeaseLost, ServerUnavailable, StreamForeign
-from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap
+from penstock.errors import ServerUnavailable, StreamForeign
+from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogTermOver
 from penstock.stores.redis_log import ALIVE_SECONDS
 from tests.simulation.machine import Actor, Machine
 
@@ -101,7 +101,7 @@ class ModelHotLog:
                 if is_alive or not _is_heir(former.incarnation, fence.incarnation):
                     raise StreamForeign(former.incarnation)
             elif former.term > fence.term:
-                raise LeaseLost(str(former.term))
+                raise HotLogTermOver("the log", former.term)
         server.meta = Meta(fence, base, now)
         last = server.tail()
         if last is None:
@@ -206,7 +206,7 @@ class ModelHotLog:
         if meta.fence.incarnation != fence.incarnation:
             raise HotLogClosed("another timeline writes it")
         if meta.fence.term > fence.term:
-            raise LeaseLost(str(meta.fence.term))
+            raise HotLogTermOver("the log", meta.fence.term)
         if meta.fence.term < fence.term:
             raise HotLogClosed("the record is older than this term")
         return meta

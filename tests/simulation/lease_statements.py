@@ -72,7 +72,11 @@ def release(transaction: Transaction, parameters: Parameters) -> Rows:
     row = database.leases.get(role)
     if row is not None and _is_holder(row, parameters):
         database.leases[role] = row._replace(
-            until=-NEVER, owner_id=None, worker_id=None, clean=True
+            until=-NEVER,
+            owner_id=None,
+            worker_id=None,
+            clean=True,
+            term=max(row.term, parameters["term_seen"]),
         )
     return []
 

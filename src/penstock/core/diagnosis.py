@@ -177,12 +177,49 @@ def judge_redis(
             f"({hot_log_bytes:,})",
             "raise maxmemory, or lower hot_log_bytes_max",
         )
-    if not int(str(information.get("aof_enabled") or 0)):
+    if _is_on(information, "cluster_enabled"):
+        yield warning(
+            "redis",
+            "the server is a node of a cluster: streams whose slots are on other nodes have no hot "
+            "log, and PostgreSQL serves their reads",
+            "name a server that is no cluster",
+        )
+    if not _is_on(information, "aof_enabled"):
         yield good(
             "redis",
             "no append-only file: the hot log is filled again after a restart. Redis timers, if "
             "you use them, would be lost",
         )
+
+
+def judge_timer_redis(
+    information: Mapping[str, object], policy: str | None, *, hash_tags: bool
+) -> Iterator[Finding]:
+    """Role, cluster, eviction and persistence. Timers are nowhere else."""
+    if information.get("role") == "slave":
+        yield problem(
+            "timers", "the server is a replica: no timer can be armed", "name the primary"
+        )
+    if _is_on(information, "cluster_enabled") and not hash_tags:
+        yield problem(
+            "timers",
+            "the server is a cluster, where the keys of a topic have to lie on one node",
+            "set timer_hash_tags for everybody who uses these timers",
+        )
+    if policy is not None and policy != "noeviction" and not policy.startswith("volatile"):
+        yield problem(
+            "timers",
+            f"maxmemory-policy is {policy}: timers may vanish at any moment",
+            "set maxmemory-policy to noeviction",
+        )
+    if not _is_on(information, "aof_enabled"):
+        yield warning(
+            "timers", "no append-only file: a restart may lose timers", "set appendonly to yes"
+        )
+
+
+def _is_on(information: Mapping[str, object], name: str) -> bool:
+    return bool(int(str(information.get(name) or 0)))
 
 
 # ── settings ───────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.core.diagnosis import (
     judge_lease,
     judge_parameters,
     judge_redis,
+    judge_timer_redis,
     problem,
     warning,
 )
@@ -28,7 +29,7 @@ from penstock.errors import PenstockError, SchemaMismatch, ServerUnavailable, Se
 from penstock.stores.migrations import migrations, require_current
 from penstock.stores.postgres import connect
 from penstock.stores.queries import Queries
-from penstock.stores.redis_server import look_at
+from penstock.stores.redis_server import RedisLook, look_at
 from penstock.stores.wakeup import Wakeup
 
 LONG_SECONDS = 300.0
@@ -164,18 +165,32 @@ class _Examination:
 def _redis(settings: Settings) -> Iterator[Finding]:
     if settings.redis_url is None:
         yield good("redis", "none is used: PostgreSQL alone serves the reads")
-        return
+    else:
+        look = yield from _looked("redis", settings.redis_url, "until then PostgreSQL serves reads")
+        if look is not None:
+            limit = settings.hot_log_bytes_max
+            yield from judge_redis(look.information, look.eviction, limit)
+    if settings.timer_redis_url not in (None, settings.redis_url):
+        look = yield from _looked("timers", str(settings.timer_redis_url), "timers wait in it")
+        if look is not None:
+            tags = settings.timer_hash_tags
+            yield from judge_timer_redis(look.information, look.eviction, hash_tags=tags)
+
+
+def _looked(check: str, url: str, meanwhile: str) -> Generator[Finding, None, RedisLook | None]:
+    """What can be said of any server; returns what it said, or nothing."""
+    variable = "PENSTOCK_REDIS_URL" if check == "redis" else "PENSTOCK_TIMER_REDIS_URL"
     try:
-        look = look_at(settings.redis_url)
-    except (ServerUnavailable, ServerUnsuitable) as error:
-        yield problem(
-            "redis",
-            f"{masked_url(settings.redis_url)}: {error}",
-            "start it, or correct PENSTOCK_REDIS_URL; until then PostgreSQL serves the reads",
-        )
-        return
-    information = look.information
-    version = information.get("valkey_version") or information.get("redis_version")
-    yield good("redis", f"{information.get('server_name', 'redis')} {version}")
-    yield judge_clock("Redis", (look.now - datetime.now(UTC)).total_seconds())
-    yield from judge_redis(information, look.eviction, settings.hot_log_bytes_max)
+        look = look_at(url)
+    except ServerUnavailable as error:
+        fix = f"start it, or correct {variable}; {meanwhile}"
+        yield problem(check, f"{masked_url(url)}: {error}", fix)
+        return None
+    except ServerUnsuitable as error:
+        fix = f"correct {variable}: address, user, password; {meanwhile}"
+        yield problem(check, f"{masked_url(url)}: {error}", fix)
+        return None
+    yield good(check, look.server)
+    if look.now is not None:
+        yield judge_clock("Redis", (look.now - datetime.now(UTC)).total_seconds())
+    return look

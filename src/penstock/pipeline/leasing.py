@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import psycopg
 
 from penstock.core.leases import Lease
+from penstock.errors import LeaseLost
+from penstock.stores.hot_log import HotLogTermOver
 
 Connection = psycopg.Connection[Any]
 
@@ -46,11 +48,25 @@ class Leases(Protocol):
     def abandon(self, lease: Lease, reason: str) -> None:
         """Stop renewing a lease that could not be given back; this process may take it again."""
 
-    def release(self, connection: Connection, lease: Lease) -> None:
-        """Give a lease back."""
+    def release(self, connection: Connection, lease: Lease, *, term_seen: int = 0) -> None:
+        """Give a lease back; whoever takes it next gets a term past the one that was seen."""
 
     def join(self, connection: Connection, consumer: str) -> None:
         """Take a share of a consumer's lanes from now on."""
 
     def leave(self, connection: Connection, consumer: str) -> None:
         """Leave a consumer's lanes to the other workers."""
+
+
+def let_go_of_lost(leases: Leases, connection: Connection, lease: Lease, error: LeaseLost) -> None:
+    """Forget a lease that another has; give back one that is ours and of no use on the hot log."""
+    if leases.read(connection, lease) is None:
+        return
+    term_seen = error.term if isinstance(error, HotLogTermOver) else 0
+    if term_seen:
+        # PostgreSQL has lost commits, or somebody else wrote there. Whoever had that term has no
+        # lease any more; the next one is past it at once, and so keeps him from the log.
+        leases.forget(
+            lease, f"the hot log was opened for term {term_seen}, which PostgreSQL does not know"
+        )
+    leases.release(connection, lease, term_seen=term_seen)

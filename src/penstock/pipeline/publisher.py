@@ -21,7 +21,7 @@ from penstock.errors import (
     TimelineChanged,
 )
 from penstock.pipeline.backlog import BacklogAlarm
-from penstock.pipeline.leasing import Leases
+from penstock.pipeline.leasing import Leases, let_go_of_lost
 from penstock.pipeline.log_writer import LogWriter, Publication, Rows
 from penstock.stores.direct import Direct
 from penstock.stores.hot_log import HotLog, HotLogUnusable
@@ -258,8 +258,8 @@ class Publisher:
             publication.refusal = None
             rows = self._number(publication) if is_busy else ()
             moved += len(rows) + self._follow(publication, rows)
-        except LeaseLost:
-            self._lose(publication)
+        except LeaseLost as error:
+            self._lose(publication, error)
             return 0
         except StreamForeign as error:
             self._refuse(publication, str(error))
@@ -311,13 +311,10 @@ class Publisher:
         publication.obstacle.end()
         return refilled
 
-    def _lose(self, publication: Publication) -> None:
+    def _lose(self, publication: Publication, error: LeaseLost) -> None:
         del self._publications[publication.stream_name]
         self._registered.discard(publication.stream_name)
-        if self._leases.read(self._connection, publication.lease) is not None:
-            # The hot log knows a later term than PostgreSQL, which has lost commits. Every new
-            # lease raises the term, so giving this one back leads out of it.
-            self._leases.release(self._connection, publication.lease)
+        let_go_of_lost(self._leases, self._connection, publication.lease, error)
 
     def _refuse(self, publication: Publication, reason: str) -> None:
         if publication.refusal is None:

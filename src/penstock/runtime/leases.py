@@ -149,11 +149,13 @@ class LeaseKeeper:
             self._abandoned.setdefault(key, set()).add(lease.owner_id)
         self.forget(lease, reason)
 
-    def release(self, connection: psycopg.Connection[Any], lease: Lease) -> None:
-        """Give a lease back, so that a successor need not wait."""
+    def release(
+        self, connection: psycopg.Connection[Any], lease: Lease, *, term_seen: int = 0
+    ) -> None:
+        """Give a lease back, so that a successor need not wait; it gets a term past all seen."""
         with self._lock:
             self._held.pop((lease.stream_name, lease.role), None)
-        self._table.release(connection, lease)
+        self._table.release(connection, lease, term_seen=term_seen)
         emit(signals.LeaseReleased(lease.stream_name, lease.role))
 
     def join(self, connection: psycopg.Connection[Any], consumer: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import PenstockError, ServerUnsuitable
+from penstock.errors import LeaseLost, PenstockError, ServerUnsuitable
 from penstock.stores.announcements import Announcements
 
 
@@ -22,8 +22,19 @@ class HotLogGap(PenstockError):
         self.last = last
 
 
+class HotLogTermOver(LeaseLost):
+    """The log was opened for a later term; nothing was done to it."""
+
+    def __init__(self, stream_name: str, term: int) -> None:
+        super().__init__(
+            f"{stream_name} is published in term {term} by another worker. Nothing was lost or "
+            "repeated; this worker lets go of the stream."
+        )
+        self.term = term
+
+
 class HotLogUnusable(ServerUnsuitable):
-    """The key of one stream's log holds something else; other streams are not affected."""
+    """One stream's log cannot be kept on this server; other streams are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class HotLog(Protocol):
         """Begin a term. Returns the last position; None: empty, to be filled from base + 1.
 
         Raises StreamForeign for another database's log, or for that of a copy of this one, and
-        LeaseLost for a term that is over.
+        HotLogTermOver for a term that is over.
         """
 
     def restart(self, stream_name: str, fence: Fence, *, base: int) -> None:
@@ -72,7 +83,7 @@ class HotLog(Protocol):
         """Append what is not there yet. Returns the last position that the log has now.
 
         With `hole_last` the one entry stands for all positions from `first` to there. Raises
-        StreamForeign, LeaseLost, HotLogClosed or HotLogGap without appending anything.
+        StreamForeign, HotLogTermOver, HotLogClosed or HotLogGap without appending anything.
         """
 
     def read(

@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
+from penstock.stores.hot_log_keys import log_key
 from penstock.stores.redis_link import new_client
-from penstock.stores.redis_log import log_key
 
 ANSWER_SECONDS = 2.0
 

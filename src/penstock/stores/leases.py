@@ -86,8 +86,8 @@ class LeaseTable:
         ).fetchall()
         return {(stream_name, role): checkpoint for stream_name, role, checkpoint in rows}
 
-    def release(self, connection: Connection, lease: Lease) -> None:
-        """Give the lease back at once, if it is still ours."""
+    def release(self, connection: Connection, lease: Lease, *, term_seen: int = 0) -> None:
+        """Give the lease back at once, if it is still ours; the next is past the term seen."""
         connection.execute(
             self._sql["release"],
             {
@@ -95,6 +95,7 @@ class LeaseTable:
                 "role": lease.role,
                 "owner_id": lease.owner_id,
                 "term": lease.term,
+                "term_seen": term_seen,
             },
         )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -23,6 +25,9 @@ CONNECT_SECONDS = 3.0
 # Used at no time that could be long ago: it is opened by its next command.
 _CLOSED = math.inf
 Word = str | int | bytes
+# What redis-py raises besides its own errors where a server speaks the protocol, and answers
+# something else than Redis would.
+STUMBLES = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class Script:
@@ -86,22 +91,47 @@ def new_client(
     url: str, socket_seconds: float, *, connect_seconds: float = CONNECT_SECONDS
 ) -> redis.Redis:
     """A client that never repeats a command by itself: the caller knows what is safe."""
-    try:
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=connect_seconds,
-            socket_keepalive=True,
+    with usable_url("redis_url"):
+        client = redis.Redis.from_url(url, socket_connect_timeout=connect_seconds)
+        complete(
+            client.connection_pool,
+            socket_timeout=socket_seconds,
+            decode_responses=False,
+            redis_connect_func=greet,
             retry=Retry(NoBackoff(), 0),
         )
-    except ValueError:
-        raise SettingsError(
-            "redis_url cannot be used. Write redis://user:password@host:port/0, rediss:// for "
-            "TLS, or unix:///path/to/socket"
-        ) from None
-    # Set here, because options in the URL would win over arguments.
-    client.connection_pool.connection_kwargs["socket_timeout"] = socket_seconds
-    client.connection_pool.connection_kwargs["decode_responses"] = False
     return client
+
+
+@contextmanager
+def usable_url(name: str) -> Iterator[None]:
+    """Raise SettingsError for a URL with which no connection can be made."""
+    try:
+        yield
+    except (*STUMBLES, redis.RedisError):
+        # Not in redis-py's words: they may repeat a part of the URL, and with it a password.
+        raise SettingsError(
+            f"{name} cannot be used. Write redis://user:password@host:port/0, rediss:// for TLS, "
+            "or unix:///path/to/socket; behind a ? only options that redis-py has for these."
+        ) from None
+
+
+def complete(pool: Any, **options: Any) -> None:
+    """Set what options in the URL must not change, and see whether redis-py takes them all."""
+    pool.connection_kwargs.update(options)
+    if "path" not in pool.connection_kwargs:
+        # Connections through a socket file do not know the option.
+        pool.connection_kwargs.setdefault("socket_keepalive", True)
+    # It looks at options when a connection is made, which is not yet opened by that.
+    pool.connection_class(**pool.connection_kwargs)
+
+
+def greet(connection: Any) -> None:
+    """Begin a connection. Where that fails with a RedisError, redis-py closes it again."""
+    try:
+        connection.on_connect()
+    except STUMBLES as error:
+        raise redis.exceptions.InvalidResponse(str(error)) from error
 
 
 def _drop_if_stale(connection: Any) -> None:

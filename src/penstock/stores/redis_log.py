@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import redis
 
 from penstock.core.masking import masked_url
-from penstock.errors import (
-    LeaseLost,
-    PenstockError,
-    ServerUnavailable,
-    ServerUnsuitable,
-    StreamForeign,
-)
-from penstock.stores.hot_log import Fence, HotLogClosed, HotLogGap, HotLogUnusable
+from penstock.errors import PenstockError, ServerUnsuitable
+from penstock.stores.hot_log import Fence
+from penstock.stores.hot_log_keys import data_keys_key, log_key, record_key
 from penstock.stores.queries import lua
-from penstock.stores.redis_link import RedisLink, Script, new_client
+from penstock.stores.redis_link import STUMBLES, RedisLink, Script, new_client
+from penstock.stores.redis_refusals import Refusals
 
 VERSION_MIN = (6, 2)
 FIELD = b"e"
@@ -32,16 +29,7 @@ BYTES_MAX = 256 * 1024 * 1024
 MEASURE_PARTS = 16
 # A publisher that wrote or asked within this time counts as alive. It does so every second.
 ALIVE_SECONDS = 5
-_FAILURES = (redis.RedisError, OSError)
-# Replies that waiting cures: as the client's own classes, or as codes in the text.
-_PASSING = (
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.MasterDownError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.TryAgainError,
-)
-_PASSING_CODES = ("OOM", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY ", "UNBLOCKED")
+_FAILURES = (redis.RedisError, OSError, *STUMBLES)
 
 
 class RedisLog:
@@ -71,6 +59,7 @@ class RedisLog:
         """Whether the last command was not answered in time."""
         self._scripts = {name: Script(lua(name)) for name in ("open", "append", "restart", "last")}
         self._is_checked = False
+        self._refusals = Refusals(self._address, prefix)
 
     @property
     def keeps_entries(self) -> bool:
@@ -140,17 +129,20 @@ class RedisLog:
         # BLOCK 0 would wait for ever.
         seconds = min(wait_seconds, WAIT_SECONDS_MAX)
         block = ("BLOCK", max(1, int(seconds * 1000))) if seconds > 0 else ()
-        behind = ("STREAMS", self._log_key(stream_name), f"{after}-0")
-        reply = self._call(self._reader, stream_name, "XREAD", "COUNT", count, *block, *behind)
-        return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
+        key = self._log_key(stream_name)
+        with self._asking(stream_name, key):
+            reply = self._reader.call("XREAD", "COUNT", count, *block, "STREAMS", key, f"{after}-0")
+            return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
         """The last position; None where the log is empty.
 
         A publisher shows that it is there, and learns where an empty log of its term begins.
         """
-        last = self._ask("last", stream_name, *(() if fence is None else _words(fence)[1:]))
-        return None if last is None else int(last)
+        words = () if fence is None else _words(fence)[1:]
+        with self._asking(stream_name):
+            last = self._ask("last", stream_name, *words)
+            return None if last is None else int(last)
 
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
@@ -159,18 +151,22 @@ class RedisLog:
             return 0
         # An empty log could not be told from a lost one.
         keep_from = min(through + 1, last)
-        words = ("XTRIM", self._log_key(stream_name), "MINID", f"{keep_from}-0")
-        return int(self._call(self._writer, stream_name, *words))
+        key = self._log_key(stream_name)
+        with self._asking(stream_name, key):
+            return int(self._writer.call("XTRIM", key, "MINID", f"{keep_from}-0"))
 
     def read_keys(self, stream_name: str) -> bytes | None:
         """The copy of a stream's wrapped data keys; None where there is none."""
-        words = ("GET", self._keys_key(stream_name))
-        copy: bytes | None = self._call(self._writer, stream_name, *words)
+        key = data_keys_key(self._prefix, stream_name)
+        with self._asking(stream_name, key):
+            copy: bytes | None = self._writer.call("GET", key)
         return copy
 
     def write_keys(self, stream_name: str, copy: bytes) -> None:
         """Put a copy of the data keys in the place of the one that is there."""
-        self._call(self._writer, stream_name, "SET", self._keys_key(stream_name), copy)
+        key = data_keys_key(self._prefix, stream_name)
+        with self._asking(stream_name, key):
+            self._writer.call("SET", key, copy)
 
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
@@ -183,35 +179,29 @@ class RedisLog:
     def _log_key(self, stream_name: str) -> str:
         return log_key(self._prefix, stream_name)
 
-    def _meta_key(self, stream_name: str) -> str:
-        return f"{self._prefix}:{{{stream_name}}}:meta"
-
-    def _keys_key(self, stream_name: str) -> str:
-        return f"{self._prefix}:{{{stream_name}}}:keys"
-
     def _run(self, script: str, stream_name: str, *arguments: str | int | bytes) -> str:
         """Run a script that answers with a status. Returns its text, or raises what it says."""
-        status, text = self._ask(script, stream_name, *arguments)
-        if status != b"OK":
-            raise _outcome(status.decode(), text.decode(), stream_name)
-        return str(text.decode())
+        with self._asking(stream_name):
+            status, text = self._ask(script, stream_name, *arguments)
+            told = text.decode(errors="replace")
+            if status == b"OK":
+                return str(told)
+            raise self._refusals.outcome(status.decode(), told, stream_name)
 
     def _ask(self, script: str, stream_name: str, *arguments: str | int | bytes) -> Any:
         if not self._is_checked:
             self.check()
-        self._require_voice()
-        keys = [self._log_key(stream_name), self._meta_key(stream_name)]
-        try:
-            return self._writer.run(self._scripts[script], keys, *arguments)
-        except _FAILURES as error:
-            raise self._failure(error, stream_name) from error
+        keys = [self._log_key(stream_name), record_key(self._prefix, stream_name)]
+        return self._writer.run(self._scripts[script], keys, *arguments)
 
-    def _call(self, link: RedisLink, stream_name: str, *words: str | int | bytes) -> Any:
+    @contextmanager
+    def _asking(self, stream_name: str, key: str | None = None) -> Iterator[None]:
+        """From a question, about one key or log and record, until its answer is understood."""
         self._require_voice()
         try:
-            return link.call(*words)
+            yield
         except _FAILURES as error:
-            raise self._failure(error, stream_name) from error
+            raise self._failure(error, stream_name, key) from error
 
     def _require_voice(self) -> None:
         """A server that has left somebody waiting has to say a word before it is asked more."""
@@ -222,80 +212,13 @@ class RedisLog:
                 raise self._failure(error) from error
             self._is_silent = False
 
-    def _failure(self, error: Exception, stream_name: str | None = None) -> PenstockError:
+    def _failure(self, error: Exception, *place: str | None) -> PenstockError:
         self._is_silent = isinstance(error, redis.TimeoutError)
-        return self._in_our_words(error, stream_name)
-
-    def _in_our_words(self, error: Exception, stream_name: str | None = None) -> PenstockError:
-        if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
-            return ServerUnsuitable(
-                f"Redis at {self._address} refuses this user: {error}. Nothing was lost; "
-                f"check name, password and permissions: it needs the keys {self._prefix}:*."
-            )
-        if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
-            return ServerUnavailable(
-                f"Redis at {self._address} cannot be reached: {error} Nothing was lost; events "
-                "wait in PostgreSQL until it is back."
-            )
-        return self._translated(error, stream_name)
-
-    def _translated(self, error: Exception, stream_name: str | None) -> PenstockError:
-        reply = str(error)
-        if is_passing(error):
-            return ServerUnavailable(
-                f"Redis at {self._address} accepts nothing for now: {reply} Nothing was lost; "
-                "events wait in PostgreSQL."
-            )
-        if "WRONGTYPE" in reply and stream_name is not None:
-            return HotLogUnusable(
-                f"The key {self._log_key(stream_name)} or its :meta at {self._address} is not "
-                "Penstock's. Nothing was touched; remove it, or set another redis_prefix."
-            )
-        return ServerUnsuitable(f"Redis at {self._address} refuses: {reply}")
-
-
-def log_key(prefix: str, stream_name: str) -> str:
-    """Where a stream's entries are."""
-    # The braces keep a stream's keys on one node of a cluster.
-    return f"{prefix}:{{{stream_name}}}:log"
-
-
-def is_passing(error: Exception) -> bool:
-    """Whether a server refuses for now what it will accept later."""
-    reply = str(error)
-    return isinstance(error, _PASSING) or any(code in reply for code in _PASSING_CODES)
+        return self._refusals.failure(error, *place)
 
 
 def _words(fence: Fence) -> tuple[str, str, int]:
     return fence.origin, fence.incarnation, fence.term
-
-
-def _outcome(status: str, text: str, stream_name: str) -> PenstockError:
-    """What a script refused, as an error."""
-    match status:
-        case "FOREIGN":
-            return StreamForeign(
-                f"The hot log of {stream_name} is written by another database (origin {text}). "
-                "Nothing was touched. A restored copy needs a Redis or a redis_prefix of its own."
-            )
-        case "COPY":
-            return StreamForeign(
-                f"The hot log of {stream_name} is written by another copy of this database "
-                f"({text}: cluster, database, timeline). Nothing was touched. A copy needs a Redis "
-                "or a redis_prefix of its own. A standby that took over is accepted once the "
-                "other is silent; a database that has replaced it for good, once the keys "
-                f"…:{{{stream_name}}}:log and …:meta are deleted: the log is filled again."
-            )
-        case "STALE":
-            return LeaseLost(
-                f"{stream_name} is published in term {text} by another worker. Nothing was lost "
-                "or repeated; this worker lets go of the stream."
-            )
-        case "GAP":
-            return HotLogGap(stream_name, int(text))
-        case "CLOSED":
-            return HotLogClosed(f"The hot log of {stream_name} has to be opened first.")
-    raise AssertionError(f"a script answered {status} {text}")
 
 
 def _parts(entries: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:

@@ -21,9 +21,19 @@ from redis.client import NEVER_DECODE
 from redis.retry import Retry
 
 from penstock.core.masking import masked_url
-from penstock.errors import ServerUnavailable, ServerUnsuitable, SettingsError, UsageError
-from penstock.stores.redis_link import CONNECT_SECONDS, RedisLink, Script, Word
-from penstock.stores.redis_log import SOCKET_SECONDS, is_passing
+from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
+from penstock.stores.redis_link import (
+    CONNECT_SECONDS,
+    STUMBLES,
+    RedisLink,
+    Script,
+    Word,
+    complete,
+    greet,
+    usable_url,
+)
+from penstock.stores.redis_log import SOCKET_SECONDS
+from penstock.stores.redis_refusals import is_passing
 
 LOOK_AGAIN_SECONDS = 0.05
 CONNECTIONS_MAX = 16
@@ -238,10 +248,15 @@ def in_our_words(address: str) -> Iterator[None]:
     """Translate what redis-py raises: what waiting cures, and what it does not."""
     try:
         yield
-    except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+    except redis.AuthenticationError as error:
         raise ServerUnsuitable(
-            f"Redis at {address} refuses this user: {error}. Nothing was done; check name, "
-            "password and permissions."
+            f"Redis at {address} refuses this user: {error}. Nothing was done; check name and "
+            "password."
+        ) from error
+    except redis.exceptions.NoPermissionError as error:
+        raise ServerUnsuitable(
+            f"Redis at {address} refuses this user: {error}. {_IN_PART}; check its permissions "
+            "(docs/TIMERS.md)."
         ) from error
     except redis.exceptions.RedisClusterException as error:
         raise ServerUnavailable(
@@ -252,6 +267,10 @@ def in_our_words(address: str) -> Iterator[None]:
             f"Redis at {address} cannot be reached: {error} Timers that are in it stay. What was "
             "asked may have happened; a timer published again under its timer_id is there once."
         ) from error
+    except (redis.exceptions.InvalidResponse, *STUMBLES) as error:
+        raise ServerUnsuitable(
+            f"What is at {address} does not answer like Redis: {error}. Correct the address."
+        ) from error
     except redis.RedisError as error:
         reply = str(error)
         if is_passing(error):
@@ -259,12 +278,15 @@ def in_our_words(address: str) -> Iterator[None]:
                 f"Redis at {address} accepts nothing for now: {reply} Nothing was done."
             ) from error
         raise ServerUnsuitable(
-            f"Redis at {address} refuses: {reply} Nothing was done; if a key has a wrong type, "
+            f"Redis at {address} refuses: {reply} {_IN_PART}; if a key has a wrong type, "
             "something else uses it, and these timers need a prefix of their own."
         ) from error
 
 
 _OWN = {"decode_responses": False, "socket_connect_timeout": CONNECT_SECONDS}
+_IN_PART = (
+    "What was asked failed, perhaps after a part of it, and can be asked again once that is mended"
+)
 _RAW: Any = {NEVER_DECODE: []}
 _PLAIN_CLIENT_OF_CLUSTER = (
     "The server is a Redis cluster, and these timers were given a client for one server. Nothing "
@@ -273,17 +295,14 @@ _PLAIN_CLIENT_OF_CLUSTER = (
 
 
 def _from_url(pool_class: Any, url: str, client_class: Any, **limits: Any) -> Any:
-    try:
-        retry_class = AsyncRetry if client_class is redis_asyncio.Redis else Retry
-        retry = retry_class(NoBackoff(), 0)
-        pool = pool_class.from_url(url, socket_keepalive=True, retry=retry, **limits)
-    except ValueError:
-        raise SettingsError(
-            "The URL of the timers' Redis cannot be used. Write redis://user:password@host:port/0, "
-            "rediss:// for TLS, or unix:///path/to/socket"
-        ) from None
-    # Set here, because options in the URL would win over arguments.
-    pool.connection_kwargs.update({**_OWN, "socket_timeout": SOCKET_SECONDS})
+    options: dict[str, Any] = {**_OWN, "socket_timeout": SOCKET_SECONDS}
+    if client_class is redis_asyncio.Redis:
+        options["retry"] = AsyncRetry(NoBackoff(), 0)
+    else:
+        options |= {"retry": Retry(NoBackoff(), 0), "redis_connect_func": greet}
+    with usable_url("The URL of the timers' Redis"):
+        pool = pool_class.from_url(url, **limits)
+        complete(pool, **options)
     return client_class.from_pool(pool)
 
 

@@ -9,5 +9,5 @@ if is_its_publisher then
   redis.call('HSET', KEYS[2], 'seen', redis.call('TIME')[1])
 end
 local tail = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
-if #tail == 0 then return is_its_publisher and meta[3] end
+if #tail == 0 then return is_its_publisher and string.match(meta[3] or '', '^%d+$') end
 return string.match(tail[1][1], '^(%d+)%-0$')

@@ -2,8 +2,9 @@
 -- KEYS: timeline, payloads, state. ARGV: id, or none for all. Returns how many there were.
 
 if #ARGV == 1 then
-  redis.call('HDEL', KEYS[2], ARGV[1])
+  -- Its payload after its state, which may be refused: a timer that stays has to keep it.
   redis.call('HDEL', KEYS[3], ARGV[1])
+  redis.call('HDEL', KEYS[2], ARGV[1])
   return redis.call('ZREM', KEYS[1], ARGV[1])
 end
 local count = redis.call('ZCARD', KEYS[1])

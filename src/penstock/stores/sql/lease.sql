@@ -50,10 +50,11 @@ UPDATE events.stream_lease l
 RETURNING l.stream_name, l.role, l.checkpoint
 
 -- name: release
--- Only our own term; a successor's lease is left alone.
+-- Only our own term; a successor's lease is left alone. The next term is larger than any that was
+-- seen elsewhere, though this database may have lost it.
 UPDATE events.stream_lease
    SET lease_until = '-infinity', owner_id = NULL, worker_id = NULL, clean = true,
-       updated_at = clock_timestamp()
+       term = greatest(term, %(term_seen)s), updated_at = clock_timestamp()
  WHERE stream_name = %(stream_name)s AND role = %(role)s
    AND owner_id = %(owner_id)s AND term = %(term)s
 

@@ -28,7 +28,7 @@ class LeaseRenewed(Signal):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Signal, level=Level.WARNING):
-    """Another worker holds the lease; nothing was lost or repeated."""
+    """Another worker holds the lease, or it is of no use; nothing was lost or repeated."""
 
     stream_name: str
     role: str
