@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -114,3 +115,10 @@ def lead_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
         "AWS_DEFAULT_REGION": "eu-west-1",
     }.items():
         monkeypatch.setenv(name, value)
+
+
+def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if it were not installed."""
+    for name in [*sys.modules, package]:
+        if name.partition(".")[0] == package:
+            monkeypatch.setitem(sys.modules, name, None)

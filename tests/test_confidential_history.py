@@ -122,6 +122,10 @@ def test_keys_beside_the_archive_that_do_not_open_it_are_found(
     # A key that has sealed nothing here may be on its way.
     DataKeys().rotate(vault.connection, STREAM)
     penstock("archive", "verify")
+    left = copy.with_name("keys.json#1")
+    left.write_bytes(former)
+    assert f"{STREAM}/keys.json#1 is left" in penstock("archive", "verify", code=1).stdout
+    left.unlink()
     copy.unlink()
     assert "keys.json lacks version 1" in penstock("archive", "verify", code=1).stdout
     copy.write_bytes(b"garbage")

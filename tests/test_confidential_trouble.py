@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psycopg
@@ -15,6 +15,7 @@ from penstock import Context
 from penstock.core.retry import Retry
 from penstock.errors import (
     ContractMissing,
+    ExtraMissing,
     KeyRefused,
     KeyUnavailable,
     OperationRefused,
@@ -30,7 +31,7 @@ from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
 from tests import canary
 from tests.databases import new_database
-from tests.fake_kms import FakeKms, running_kms
+from tests.fake_kms import FakeKms, hide_package, running_kms
 from tests.test_cli import Penstock
 from tests.test_consumer import heard
 from tests.vault import STREAM, Admitted, Vault, new_key_file
@@ -137,6 +138,25 @@ def test_a_consumer_waits_for_its_key_and_counts_no_attempt(
     assert seen == ["measles"]
     assert "kms" in blocked[0].reason.lower()
     assert guarded.row("SELECT count(*) FROM events.parked_event") == (0,)
+
+
+def test_without_the_package_that_opens_events_nothing_is_sent_and_a_consumer_waits(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault.send("measles")
+    seen: Seen = []
+    with heard(signals.ConsumerBlocked) as blocked, ExitStack() as stack:
+        with monkeypatch.context() as hidden:
+            hide_package(hidden, "cryptography")
+            unwrapping.cache_clear()
+            with pytest.raises(ExtraMissing, match="cryptography"):
+                vault.send("mumps")
+            stack.enter_context(vault.working(noting(seen)))
+            wait_until(lambda: bool(blocked), what="the consumer says that it waits")
+            assert vault.outcomes() == []
+        vault.wait_for_outcomes("handled")
+    assert seen == ["measles"]
+    assert "penstock[crypto]" in blocked[0].reason
 
 
 @pytest.mark.parametrize("answer", ["fail", "a page", "give another"])
@@ -266,6 +286,35 @@ def test_the_janitor_replaces_an_old_key_and_the_copy_follows(vault: Vault) -> N
     sealing.forget()
     vault.send("two")
     assert vault.row("SELECT count(DISTINCT key_id) FROM events.outbox_event") == (2,)
+
+
+def test_something_else_in_the_place_of_one_copy_holds_up_no_other(vault: Vault) -> None:
+    streams = ["alpha", "beta", "gamma", STREAM]
+    for stream_name in streams[:-1]:
+        vault.make_confidential(stream_name=stream_name)
+    with vault.connection.transaction():
+        for stream_name in streams:
+            event = Admitted(patient="p1", diagnosis="flu")
+            vault.pipeline.send(vault.connection, stream_name, event)
+    keys = [f"penstock:{{{stream_name}}}:keys" for stream_name in streams]
+    with (
+        closing(redis.Redis.from_url(str(vault.redis_url))) as client,
+        heard(signals.ServerLost) as lost,
+        heard(signals.ServerFound) as found,
+        vault.working(),
+    ):
+        wait_until(lambda: client.exists(*keys) == len(keys), what="all are copied")
+        for spoilt in keys:
+            client.delete(*keys)
+            client.lpush(spoilt, "mine")
+            wait_until(lambda: client.exists(*keys) == len(keys), what="the others are copied")
+            assert client.lrange(spoilt, 0, -1) == [b"mine"]
+            wait_until(lambda: len(lost) == len(found) + 1, what="the one is told")
+            client.delete(spoilt)
+            wait_until(lambda: len(lost) == len(found), what="its end is told")
+    assert [each.server for each in lost] == [
+        f"the copy of the data keys of {stream_name}" for stream_name in streams
+    ]
 
 
 def test_a_service_elsewhere_needs_the_hot_log_and_the_kms_only(

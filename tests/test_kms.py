@@ -13,12 +13,12 @@ from moto.server import ThreadedMotoServer
 
 from penstock.core.key_rings import KEY_SECONDS, KEY_STALE_SECONDS
 from penstock.core.wrapped_keys import WrappedKey, key_id_of
-from penstock.errors import KeyRefused, KeyShredded, KeyUnavailable, UsageError
+from penstock.errors import ExtraMissing, KeyRefused, KeyShredded, KeyUnavailable, UsageError
 from penstock.stores.kms import kms_for, wrapping_context
 from penstock.stores.kms.key_file import KeyFile
 from penstock.stores.unwrapping import Unwrapping
 from penstock.telemetry import signals
-from tests.fake_kms import WRONG_BODIES, FakeKms, lead_to, running_kms
+from tests.fake_kms import WRONG_BODIES, FakeKms, hide_package, lead_to, running_kms
 from tests.test_consumer import heard
 
 ORDERS = wrapping_context("orders", 1)
@@ -110,6 +110,36 @@ def test_a_key_file_is_its_owners_and_wraps_for_one_stream(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(KeyRefused, match="cannot be read"):
         kms.unwrap(new.wrapped, ORDERS)
+
+
+def test_without_its_package_a_key_file_is_neither_made_nor_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kms = KeyFile(str(tmp_path / "key"))
+    kms.create()
+    new = kms.generate(ORDERS)
+    other = tmp_path / "other"
+    hide_package(monkeypatch, "cryptography")
+    for asked in (
+        lambda: kms.generate(ORDERS),
+        lambda: kms.unwrap(new.wrapped, ORDERS),
+        lambda: KeyFile(str(other)).create(),
+    ):
+        with pytest.raises(ExtraMissing, match=r"penstock\[crypto\]"):
+            asked()
+    assert not other.exists()
+
+
+def test_without_a_region_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lead_to(monkeypatch, "http://127.0.0.1:1")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(KeyRefused, match="set AWS_REGION") as refused:
+        kms_for("alias/lost").generate(ORDERS)
+    assert ".." not in str(refused.value)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    with pytest.raises(KeyUnavailable, match="cannot be asked"):
+        kms_for("alias/lost").generate(ORDERS)
 
 
 def test_an_id_of_no_known_kind_is_explained() -> None:

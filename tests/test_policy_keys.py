@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from penstock.core.wrapped_keys import decode_keys
 from penstock.errors import KeyRefused, KeyUnavailable
 from penstock.ops.policy_keys import rewrap, rotate, shred
 from penstock.stores import sealing
-from penstock.stores.key_copies import ArchiveShelf
+from penstock.stores.key_copies import ArchiveShelf, KeyCopies
 from penstock.stores.kms import NewKey
 from penstock.stores.kms.key_file import KeyFile
 from penstock.stores.kms.protocol import Context
+from penstock.stores.objects import open_store
 from penstock.stores.unwrapping import unwrapping
+from penstock.telemetry import signals
 from tests.archiving import archiver, settings_for
 from tests.publishing import worker
 from tests.signing import keys_of
+from tests.test_consumer import heard
 from tests.vault import STREAM, Admitted, Vault, new_key_file
 
 
@@ -213,3 +217,75 @@ def test_a_copy_that_arrives_after_all_is_replaced_without_another_object(
         running.archiver._next_copying_at = 0.0
         assert running.step() == 0
         assert copied(archived) == [(1, True), (2, False)]
+
+
+def test_what_a_killed_writer_left_of_a_copy_goes_with_the_shredded_key(
+    vault: Vault, archived: Settings
+) -> None:
+    folder = Path(str(archived.archive_url), STREAM)
+    rotate(vault.connection, archived, STREAM, by="test")
+    # Where the bytes are until the file gets its name.
+    for name in ("keys.json#1", "keys.json#3"):
+        (folder / name).write_bytes((folder / "keys.json").read_bytes())
+    assert shred(vault.connection, archived, STREAM, 1, by="test").is_complete
+    assert [path.name for path in folder.iterdir()] == ["keys.json"]
+    assert copied(archived) == [(1, True), (2, False)]
+
+
+def test_the_archiver_removes_what_a_killed_writer_left_of_a_copy(
+    vault: Vault, archived: Settings
+) -> None:
+    vault.send("one")
+    with worker(archived) as publisher:
+        publisher.publish_all()
+    left = Path(str(archived.archive_url), STREAM, "keys.json#1")
+    with archiver(archived) as running:
+        running.archive_all()
+        left.write_bytes(left.with_name("keys.json").read_bytes())
+        running.archiver._next_copying_at = 0.0
+        assert running.step() == 0
+        assert not left.exists()
+
+
+def test_a_writer_whose_half_written_copy_was_removed_writes_again(
+    vault: Vault, archived: Settings
+) -> None:
+    store = open_store(str(archived.archive_url))
+    copies = KeyCopies(archived, ArchiveShelf(store), "test")
+    copies.refresh(vault.connection, STREAM)
+    done = threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            store.remove_leftovers(f"{STREAM}/keys.json")
+
+    rival = threading.Thread(target=sweep)
+    rival.start()
+    try:
+        for _ in range(300):
+            Path(str(archived.archive_url), STREAM, "keys.json").write_bytes(b"another")
+            copies.refresh(vault.connection, STREAM)
+            assert copied(archived) == [(1, False)]
+    finally:
+        done.set()
+        rival.join()
+
+
+def test_a_copy_that_cannot_be_written_holds_up_no_other_stream(
+    vault: Vault, archived: Settings
+) -> None:
+    for stream_name in ("a", "z"):
+        vault.make_confidential(stream_name=stream_name)
+    folder = Path(str(archived.archive_url))
+    # In the way of the file.
+    (folder / STREAM / "keys.json").mkdir(parents=True)
+    copies = KeyCopies(archived, ArchiveShelf(open_store(str(folder))), "archiver")
+    with heard(signals.ServerLost) as lost, heard(signals.ServerFound) as found:
+        for _ in range(2):
+            copies.refresh_all(vault.connection, ["a", STREAM, "z"])
+        assert all((folder / name / "keys.json").is_file() for name in ("a", "z"))
+        assert [each.server for each in lost] == [f"the copy of the data keys of {STREAM}"]
+        (folder / STREAM / "keys.json").rmdir()
+        copies.refresh_all(vault.connection, [STREAM])
+    assert len(found) == 1
+    assert copied(archived) == [(1, False)]

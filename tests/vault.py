@@ -52,9 +52,11 @@ class Vault:
         self.connection.close()
         self.pipeline.engine.dispose()
 
-    def make_confidential(self, rotation_days: int | None = None) -> None:
+    def make_confidential(
+        self, rotation_days: int | None = None, stream_name: str = STREAM
+    ) -> None:
         change = PolicyChange(
-            stream_name=STREAM,
+            stream_name=stream_name,
             security_level=SecurityLevel.CONFIDENTIAL,
             kms_key_id=self.kms_key_id,
             dek_rotation_days=rotation_days,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Set
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -13,7 +13,7 @@ from penstock.core.mac import MacKeys
 from penstock.core.settings import Settings
 from penstock.core.sources import Source
 from penstock.core.wrapped_keys import WrappedKey
-from penstock.errors import KeyUnavailable
+from penstock.errors import KeyUnavailable, ServerUnavailable, ServerUnsuitable
 from penstock.stores.data_keys import DataKeys
 from penstock.stores.key_copies import ArchiveShelf, KeyShelf, read_copy
 from penstock.stores.mac_keys import MacKeyTable
@@ -33,36 +33,61 @@ class KeySources:
         """The keys of a stream of this database."""
         data_keys = DataKeys(self._settings.schema)
         return StreamKeys(
-            stream_name, lambda: data_keys.read(control(), stream_name), is_complete=True
+            stream_name, lambda _wanted: data_keys.read(control(), stream_name), is_complete=True
         )
 
     def of_source(self, source: Source) -> StreamKeys:
         """The keys of another service's stream: beside its tiers, or in its database."""
-        return StreamKeys(source.stream_name, lambda: self._copied(source), is_complete=False)
+        return StreamKeys(
+            source.stream_name, lambda wanted: self._found(source, wanted), is_complete=False
+        )
 
-    def _copied(self, source: Source) -> list[WrappedKey]:
+    def _found(self, source: Source, wanted: Set[str]) -> list[WrappedKey]:
+        """What the first place has that has all that are wanted; else what the last one has.
+
+        Raises KeyUnavailable where one that could not be asked may have them.
+        """
         mac_keys = _mac_keys(source)
-        with closing(self._hot_logs.of_source(source)) as log:
-            found = (
-                read_copy(log, source.stream_name, mac_keys) if isinstance(log, KeyShelf) else []
+        places: list[Callable[[], list[WrappedKey]]] = [
+            lambda: self._beside_hot_log(source, mac_keys),
+            lambda: _beside_archive(source, mac_keys),
+            lambda: _in_database(source),
+        ]
+        found: list[WrappedKey] = []
+        troubles: list[str] = []
+        for read in places:
+            try:
+                found = read() or found
+            except (ServerUnavailable, ServerUnsuitable) as error:
+                troubles.append(str(error))
+                continue
+            if found and wanted <= {key.key_id for key in found}:
+                return found
+        if troubles:
+            raise KeyUnavailable(
+                f"The data keys of {source.stream_name!r} cannot be had now. {' '.join(troubles)}"
             )
-        if not found and source.archive_url is not None:
-            shelf = ArchiveShelf(open_store(source.archive_url))
-            found = read_copy(shelf, source.stream_name, mac_keys)
-        return found or _in_its_database(source)
+        return found
+
+    def _beside_hot_log(self, source: Source, mac_keys: MacKeys) -> list[WrappedKey]:
+        with closing(self._hot_logs.of_source(source)) as log:
+            if not isinstance(log, KeyShelf):
+                return []
+            return read_copy(log, source.stream_name, mac_keys)
 
 
-def _in_its_database(source: Source) -> list[WrappedKey]:
+def _beside_archive(source: Source, mac_keys: MacKeys) -> list[WrappedKey]:
+    if source.archive_url is None:
+        return []
+    shelf = ArchiveShelf(open_store(source.archive_url))
+    return read_copy(shelf, source.stream_name, mac_keys)
+
+
+def _in_database(source: Source) -> list[WrappedKey]:
     if source.source_url is None:
         return []
-    try:
-        with connect(source.source_url, "penstock data keys") as connection:
-            return DataKeys(source.source_schema).read(connection, source.stream_name)
-    except psycopg.Error as error:
-        raise KeyUnavailable(
-            f"The data keys of {source.stream_name!r} cannot be read in its database: {error} "
-            "Nothing was skipped; `penstock streams share` over there prints the grants."
-        ) from error
+    with _asking(source, source.source_url) as connection:
+        return DataKeys(source.source_schema).read(connection, source.stream_name)
 
 
 def _mac_keys(source: Source) -> MacKeys:
@@ -74,5 +99,17 @@ def _mac_keys(source: Source) -> MacKeys:
             f"Nothing tells who signs the copy of the data keys of {source.stream_name!r}. Nothing "
             "was skipped; give pipeline.source(…) a mac_key or a source_url."
         )
-    with connect(source.source_url, "penstock data keys") as connection:
+    with _asking(source, source.source_url) as connection:
         return MacKeyTable(source.source_schema).read(connection)
+
+
+@contextmanager
+def _asking(source: Source, url: str) -> Iterator[psycopg.Connection[Any]]:
+    try:
+        with connect(url, "penstock data keys") as connection:
+            yield connection
+    except (ServerUnavailable, ServerUnsuitable, psycopg.Error) as error:
+        raise KeyUnavailable(
+            f"The data keys of {source.stream_name!r} cannot be read in its database: {error} "
+            "Nothing was skipped; `penstock streams share` over there prints the grants."
+        ) from error

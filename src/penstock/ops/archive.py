@@ -181,13 +181,19 @@ def _key_faults(
     keys = DataKeys(settings.schema).read(connection, stream_name)
     if not keys:
         return []
-    copy = ArchiveShelf(store).read_keys(stream_name)
+    shelf = ArchiveShelf(store)
+    copy = shelf.read_keys(stream_name)
+    faults = [
+        f"{left} is left of a copy of the data keys, and may hold one that was shredded: the "
+        "archiver removes it within a minute"
+        for left in shelf.leftovers(stream_name)
+    ]
     try:
         mac_keys = keys_for(settings, connection)
         copied = [] if copy is None else decode_keys(stream_name, copy, mac_keys)
     except MalformedEntry as error:
-        return [f"keys.json: {error}"]
-    return key_faults(used, keys, copied)
+        return [*faults, f"keys.json: {error}"]
+    return faults + key_faults(used, keys, copied)
 
 
 def _object_faults(store: ObjectStore, known: ArchivedObject, used: set[str]) -> list[str]:

@@ -114,8 +114,8 @@ def copy_keys(connection: Connection, settings: Settings, stream_name: str) -> t
     if settings.redis_url is not None:
         log = RedisLog(settings.redis_url, prefix=settings.redis_prefix)
         with closing(log):
-            refresh = KeyCopies(settings, log).refresh
-            problem = _attempt(lambda: refresh(connection, [stream_name]))
+            refresh = KeyCopies(settings, log, "policy").refresh
+            problem = _attempt(lambda: refresh(connection, stream_name))
         made.append(Copy("beside the hot log", problem))
     url = settings.archive_url
     if url is not None:
@@ -124,7 +124,7 @@ def copy_keys(connection: Connection, settings: Settings, stream_name: str) -> t
             store = open_store(url)
             # A place without its volume would take the copy, and the volume keep the former one.
             ArchiveTable(settings.schema).require_in(store, connection)
-            KeyCopies(settings, ArchiveShelf(store)).refresh(connection, [stream_name])
+            KeyCopies(settings, ArchiveShelf(store), "policy").refresh(connection, stream_name)
 
         made.append(Copy("beside the archive", _attempt(refresh_archive)))
     return tuple(made)

@@ -89,7 +89,7 @@ class Archiver:
             settings.archive_count_max, settings.archive_bytes_max, settings.archive_age_seconds
         )
         cutter = Cutter(self._table, limits)
-        keys = KeyCopies(settings, ArchiveShelf(self._store))
+        keys = KeyCopies(settings, ArchiveShelf(self._store), "archiver")
         self._bench = Workbench(self._connection, self._table, self._store, cutter, limits, keys)
 
     def step(self) -> Progress:
@@ -209,7 +209,7 @@ class Archiver:
             with self._excused:
                 self._table.require_in(self._store, self._connection)
                 archived = self._table.archived_streams(self._connection)
-                self._bench.keys.refresh(self._connection, archived)
+                self._bench.keys.refresh_all(self._connection, archived)
         except (ServerUnavailable, ServerUnsuitable) as error:
             self._lose_store(error)
         else:

@@ -11,7 +11,7 @@ from penstock.core.leases import Lease
 from penstock.core.mac import MacKeys
 from penstock.core.settings import Settings
 from penstock.core.wire import Hole, decode_entry, decode_record, encode_entry, is_hole, sent_us_of
-from penstock.errors import MalformedEntry, ServerUnavailable, ServerUnsuitable
+from penstock.errors import MalformedEntry, ServerUnavailable
 from penstock.pipeline.leasing import Connection
 from penstock.stores.hot_log import Fence, HotLog, HotLogClosed, HotLogGap
 from penstock.stores.key_copies import KeyCopies, KeyShelf
@@ -88,7 +88,9 @@ class LogWriter:
         self._signed: dict[tuple[str, int, str], bytes] = {}
         """Entries that were signed ahead, by everything that they are made of."""
         self._opened: set[str] = set()
-        self._copies = KeyCopies(settings, hot_log) if isinstance(hot_log, KeyShelf) else None
+        self._copies = (
+            KeyCopies(settings, hot_log, "publisher") if isinstance(hot_log, KeyShelf) else None
+        )
 
     def renew_keys(self) -> None:
         """A key that was added meanwhile signs from here on; data keys are copied as they are."""
@@ -96,8 +98,8 @@ class LogWriter:
         self._signed = {}
         if self._copies is not None and self._opened:
             # A server that is away has been noticed, or will be, where that matters more.
-            with suppress(ServerUnavailable, ServerUnsuitable):
-                self._copies.refresh(self._connection, self._opened, self._keys)
+            with suppress(ServerUnavailable):
+                self._copies.refresh_all(self._connection, self._opened, self._keys)
 
     def sign(self, stream_name: str, rows: Rows) -> None:
         """Sign events ahead, which are about to be durable; `follow` finds them if they are."""

@@ -118,7 +118,7 @@ class StreamArchive:
         """List what is archived, for readers without the database."""
         self._require_place()
         # First the keys: whoever finds an object listed can also open what is in it.
-        self._bench.keys.refresh(self._bench.connection, [self.stream_name])
+        self._bench.keys.refresh(self._bench.connection, self.stream_name)
         listed: list[ArchivedObject] | None = None
         # Looked at again behind each write: who stood still before it has hidden what a successor
         # listed meanwhile, and nobody else might ever list it again.

@@ -27,6 +27,12 @@ ANSWER_SECONDS = 60
 # Whoever asks goes on asking by himself, and says so meanwhile.
 RETRIES = 1
 LISTED_AT_ONCE = 1000
+# What is said where a file that was about to get its name is there no more.
+_SWEPT = "Unable to rename file: No such file"
+
+
+class WriteSwept(ServerUnavailable):
+    """Somebody has removed what was half written of an object, so it was not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,21 @@ class ObjectStore:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Store an object, durably, in place of what is there."""
+        """Store an object, durably, in place of what is there.
+
+        Raises WriteSwept where `remove_leftovers` came in between.
+        """
+        obstore = _obstore()
         with self._asking():
-            _obstore().put(self._backend, name, data, use_multipart=False)
+            try:
+                obstore.put(self._backend, name, data, use_multipart=False)
+            except obstore.exceptions.GenericError as error:
+                if self._folder is not None and _SWEPT in str(error):
+                    raise WriteSwept(
+                        f"{name} in {self.url} (archive_url) was not written: what there was of it "
+                        "was removed meanwhile. Nothing was lost; write it again."
+                    ) from None
+                raise
             self._make_durable(name)
 
     def get(self, name: str) -> bytes | None:
@@ -105,6 +123,29 @@ class ObjectStore:
                 obstore.delete(self._backend, name)
             except (obstore.exceptions.NotFoundError, FileNotFoundError):
                 return
+
+    def leftovers(self, name: str) -> list[str]:
+        """What writers that were killed have left of an object, or are about to name so.
+
+        Only a directory has any, and no list of objects tells of them.
+        """
+        if self._folder is None:
+            return []
+        path = self._folder / name
+        with self._asking():
+            beside = path.parent.iterdir() if path.parent.is_dir() else ()
+            found = [each.name for each in beside if each.name.startswith(f"{path.name}#")]
+        return [name.removesuffix(path.name) + each for each in sorted(found)]
+
+    def remove_leftovers(self, name: str) -> None:
+        """Remove those, durably. Who is writing just now has to write again."""
+        found = self.leftovers(name)
+        if self._folder is None or not found:
+            return
+        with self._asking():
+            for left in found:
+                (self._folder / left).unlink(missing_ok=True)
+            self._make_durable(name.rpartition("/")[0])
 
     @property
     def is_directory(self) -> bool:

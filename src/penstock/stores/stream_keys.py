@@ -21,14 +21,15 @@ KEY_CHECK_SECONDS: Final = 5.0
 class StreamKeys:
     """One stream's keys, for all threads of a process.
 
-    `read` gives all of them, and raises ServerUnavailable. `is_complete`: it reads the database
-    that the events come from, so that a key which it does not know is none. A copy may be late.
+    `read` is told which are wanted, gives all that it finds, and raises ServerUnavailable.
+    `is_complete`: it reads the database that the events come from, so that a key which it does not
+    know is none. A copy may be late.
     """
 
     def __init__(
         self,
         stream_name: str,
-        read: Callable[[], list[WrappedKey]],
+        read: Callable[[Set[str]], list[WrappedKey]],
         *,
         is_complete: bool,
         unwrapping: Callable[[], Unwrapping] = unwrapping,
@@ -49,7 +50,7 @@ class StreamKeys:
         with self._lock:
             is_lacking = not key_ids <= self._known.keys()
             if is_lacking or self._is_old():
-                self._look(may_fail=not is_lacking)
+                self._look(key_ids, may_fail=not is_lacking)
             found = {key_id: self._known[key_id] for key_id in key_ids if key_id in self._known}
         missing = sorted(key_ids - found.keys())
         if missing and not self._is_complete:
@@ -66,16 +67,17 @@ class StreamKeys:
     def _is_old(self) -> bool:
         return self._read_at is None or time.monotonic() - self._read_at >= KEY_CHECK_SECONDS
 
-    def _look(self, *, may_fail: bool) -> None:
+    def _look(self, key_ids: Set[str], *, may_fail: bool) -> None:
         try:
-            keys = self._read()
+            keys, self._read_at = self._read(key_ids), time.monotonic()
         except ServerUnavailable:
             # What is known goes on: a key's age is limited all the same.
             if may_fail:
+                # Nor is every batch held up by a server that does not answer.
+                self._read_at = time.monotonic()
                 return
             raise
         self._known = {key.key_id: key for key in keys}
-        self._read_at = time.monotonic()
         for key in keys:
             if key.is_shredded:
                 self._unwrapping().forget(key.key_id)

@@ -1,7 +1,8 @@
-"""AWS KMS over its own API. AWS_ENDPOINT_URL and credentials are taken as AWS' tools take them."""
+"""AWS KMS over its own API. Endpoint, region and credentials are taken as AWS' tools take them."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +71,11 @@ class AwsKms:
 
     def _ask(self, right: str, question: Callable[[KMSClient], Any]) -> dict[str, Any]:
         try:
-            from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - an extra
+            from botocore.exceptions import (  # noqa: PLC0415 - an extra
+                BotoCoreError,
+                ClientError,
+                NoRegionError,
+            )
             from botocore.parsers import ResponseParserError  # noqa: PLC0415
         except ImportError:
             raise ExtraMissing("AWS KMS", "boto3", "aws") from None
@@ -78,6 +83,12 @@ class AwsKms:
             answer: dict[str, Any] = question(self._client())
         except ClientError as error:
             raise self._translated(error, right) from error
+        except NoRegionError as error:
+            raise KeyRefused(
+                f"Nothing tells in which region {self._key} is, so KMS was not asked. Nothing was "
+                "sealed or opened; set AWS_REGION or AWS_DEFAULT_REGION, or name the key by its "
+                "ARN."
+            ) from error
         except (BotoCoreError, ResponseParserError) as error:
             raise self._unavailable(str(error)) from error
         except (AttributeError, RecursionError, TypeError, ValueError) as error:
@@ -107,9 +118,14 @@ class AwsKms:
                 import boto3  # noqa: PLC0415 - an extra
                 from botocore.config import Config  # noqa: PLC0415
 
-                self._made = boto3.session.Session().client(
+                session = boto3.session.Session()
+                # AWS_REGION is what AWS' other tools read, and boto3 does not.
+                region = (
+                    _region_of(self._key) or session.region_name or os.environ.get("AWS_REGION")
+                )
+                self._made = session.client(
                     "kms",
-                    region_name=_region_of(self._key),
+                    region_name=region,
                     config=Config(
                         connect_timeout=CONNECT_SECONDS,
                         read_timeout=READ_SECONDS,
@@ -126,9 +142,9 @@ class AwsKms:
         if is_foreign or code in _PASSING_CODES or status in _PASSING_STATUSES:
             return self._unavailable(str(error))
         return KeyRefused(
-            f"KMS refuses to use {self._key}: {error}. Nothing was sealed or opened. Give this "
-            f"program's role {right} on the key, or enable the key again; a wrapped key that "
-            "was altered, or belongs to another stream or version, is refused too."
+            f"KMS refuses to use {self._key}: {str(error).rstrip('.')}. Nothing was sealed or "
+            f"opened. Give this program's role {right} on the key, or enable the key again; a "
+            "wrapped key that was altered, or belongs to another stream or version, is refused too."
         )
 
     def _no_answer(self, why: str) -> KeyUnavailable:
@@ -139,8 +155,8 @@ class AwsKms:
 
     def _unavailable(self, why: str) -> KeyUnavailable:
         return KeyUnavailable(
-            f"KMS cannot be asked about {self._key} now: {why}. Keys that are in use go on for a "
-            "while; for others it has to be back."
+            f"KMS cannot be asked about {self._key} now: {why.rstrip('.')}. Keys that are in use "
+            "go on for a while; for others it has to be back."
         )
 
 

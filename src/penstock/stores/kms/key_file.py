@@ -28,7 +28,12 @@ class KeyFile:
         self._path = Path(path)
 
     def create(self) -> bool:
-        """Make the file unless there is one; returns whether it was made. Raises KeyRefused."""
+        """Make the file unless there is one; returns whether it was made. Raises KeyRefused.
+
+        Raises ExtraMissing where nothing here could use it.
+        """
+        secret = os.urandom(KEY_BYTES)
+        cipher_of(secret)
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
         except FileExistsError:
@@ -39,7 +44,7 @@ class KeyFile:
                 "or opened; name a place in a folder that is there and this user's."
             ) from error
         with os.fdopen(descriptor, "wb") as file:
-            file.write(base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
+            file.write(base64.b64encode(secret) + b"\n")
             file.flush()
             # A key that wraps others must not be lost to a power failure that those survive.
             os.fsync(descriptor)
@@ -57,9 +62,10 @@ class KeyFile:
 
     def unwrap(self, wrapped: bytes, context: Context) -> bytes:
         """The data key. Only for the context that it was wrapped for."""
+        # First: it says which package is missing.
+        cipher = cipher_of(self._read())
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
 
-        cipher = cipher_of(self._read())
         try:
             nonce, sealed = wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:]
             secret: bytes = cipher.decrypt(nonce, sealed, _bytes_of(context))

@@ -28,7 +28,8 @@ class NewKey:
 class Kms(Protocol):
     """One wrapping key.
 
-    Every method raises KeyUnavailable where no answer can be had now, and KeyRefused for a no.
+    Every method raises KeyUnavailable where no answer can be had now, KeyRefused for a no, and
+    ExtraMissing where the package that it needs is not installed.
     """
 
     def generate(self, context: Context) -> NewKey:
