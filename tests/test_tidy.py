@@ -123,6 +123,13 @@ def test_nothing_unpickles() -> None:
     )
 
 
+def test_text_has_an_encoding_whatever_the_locale() -> None:
+    refuse(
+        [place(path, node) for path, node in nodes(SOURCE) if is_text_as_the_locale_has_it(node)],
+        'a file is read and written alike everywhere: encoding="utf-8"',
+    )
+
+
 def test_no_file_names_a_package_registry() -> None:
     refuse(
         [
@@ -228,6 +235,25 @@ def is_sleep(node: ast.AST) -> bool:
         case ast.ImportFrom(module="time", names=names):
             return any(alias.name == "sleep" for alias in names)
     return False
+
+
+def is_text_as_the_locale_has_it(node: ast.AST) -> bool:
+    """Ruff's PLW1514 does not see through variables, nor files of packages."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="read_text" | "write_text")):
+            return not has_encoding(node)
+        case ast.Call(func=ast.Name(id="open") | ast.Attribute(attr="open" | "fdopen")):
+            modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            return any(is_text_mode(mode) for mode in modes) and not has_encoding(node)
+    return False
+
+
+def is_text_mode(mode: object) -> bool:
+    return isinstance(mode, str) and re.fullmatch(r"[rwax+t]+", mode) is not None
+
+
+def has_encoding(call: ast.Call) -> bool:
+    return any(keyword.arg == "encoding" for keyword in call.keywords)
 
 
 def is_assembled_sql(node: ast.AST) -> bool:

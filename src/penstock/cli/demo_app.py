@@ -125,5 +125,5 @@ def leave_pid(signal: WorkerStarted) -> None:
     if folder := os.environ.get(PIDS_FOLDER):
         path = Path(folder, signal.worker)
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(str(signal.pid))
+        unfinished.write_text(str(signal.pid), encoding="utf-8")
         unfinished.replace(path)

@@ -129,6 +129,13 @@ NO_ANSWER = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
 """What prevents an answer: the server, or what this role may see of it."""
 
 
+_CUT_SHORT = {
+    "40P01": "since other transactions waited for it in a circle",
+    "55P03": "since another transaction was in its way",
+    "57014": "at its time limit (statement_timeout) or because somebody cancelled it",
+}
+
+
 def trouble_in_words(error: BaseException) -> PenstockError | None:
     """What a server's error means to whoever gave a command; None: that is a bug of ours."""
     cause = error if isinstance(error, psycopg.Error) else getattr(error, "orig", None)
@@ -144,6 +151,11 @@ def trouble_in_words(error: BaseException) -> PenstockError | None:
         return ServerUnavailable(
             f"PostgreSQL cannot do this now: {told}. What was committed before stays; try again "
             "once the server is well."
+        )
+    if cause.sqlstate in _CUT_SHORT:
+        return ServerUnavailable(
+            f"PostgreSQL broke this off, {_CUT_SHORT[cause.sqlstate]}: {told}. What was committed "
+            "before stays, the rest did not happen; give the command again."
         )
     if isinstance(cause, psycopg.errors.InsufficientPrivilege):
         return ServerUnsuitable(

@@ -36,7 +36,7 @@ class Queries:
 
 @cache
 def _load(file_name: str, schema: str) -> dict[str, str]:
-    text = files(__package__).joinpath("sql", file_name).read_text()
+    text = files(__package__).joinpath("sql", file_name).read_text(encoding="utf-8")
     _, *parts = _QUERY_HEADING.split(with_schema(text, schema))
     return dict(zip(parts[0::2], (part.strip() for part in parts[1::2]), strict=True))
 
@@ -44,4 +44,4 @@ def _load(file_name: str, schema: str) -> dict[str, str]:
 @cache
 def lua(name: str) -> str:
     """The text of a Lua script."""
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text()
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")

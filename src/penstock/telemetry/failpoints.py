@@ -188,7 +188,7 @@ class Failpoints:
             status = self._source.stat()
             version = (status.st_ino, status.st_mtime_ns)
             if version != self._version:
-                self._arm(parse(self._source.read_text()))
+                self._arm(parse(self._source.read_text(encoding="utf-8")))
                 self._version = version
         except FileNotFoundError:
             self._version = None

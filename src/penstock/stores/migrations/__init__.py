@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -10,9 +12,18 @@ from typing import Any
 
 import psycopg
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import OperationRefused, SchemaMismatch
+from penstock.stores.migrations.onlooker import looking_on
 from penstock.stores.postgres import connect
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries, with_schema
+
+ATTEMPTS_MAX = 12
+"""About a minute; waiting for another migration takes none of them."""
+PAUSE_SECONDS = 3.0
+"""Longer than a table is waited for, so that others do more work than they wait."""
+IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+_logger = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +48,71 @@ def migrations() -> tuple[Migration, ...]:
         key=lambda path: path.name,
     )
     return tuple(
-        Migration(int(path.name[:4]), path.name.removesuffix(".sql"), path.read_text())
+        Migration(
+            int(path.name[:4]), path.name.removesuffix(".sql"), path.read_text(encoding="utf-8")
+        )
         for path in found
     )
 
 
 def migrate(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
-    """Bring the schema up to date. Returns the migrations applied; safe to run twice at once."""
+    """Bring the schema up to date. Returns the migrations applied; safe to run twice at once.
+
+    A table that another transaction keeps is waited for a moment at a time, since everybody else
+    waits meanwhile. Raises OperationRefused where that lasts.
+    """
+    told = ""
+    with connect(url, "penstock migrate") as connection:
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                _logger.warning("The migration waits for %s, holding nothing meanwhile.", told)
+                threading.Event().wait(PAUSE_SECONDS)
+            blockers: list[str] = []
+            try:
+                return _migrate_at_once(connection, url, schema, blockers)
+            except IN_THE_WAY:
+                told = ", ".join(blockers) or "a session that is gone or cannot be seen"
+    raise OperationRefused(
+        f"A table of the schema was in use at each of {ATTEMPTS_MAX} attempts, at last by {told}. "
+        "Nothing was changed. Let that transaction end, or end it with pg_terminate_backend(pid), "
+        "then give the command again."
+    )
+
+
+def _migrate_at_once(
+    connection: psycopg.Connection[Any], url: str, schema: str, blockers: list[str]
+) -> list[str]:
+    """One attempt, in one transaction. Raises one of IN_THE_WAY where a table is not to be had."""
     queries = Queries("migration.sql", schema)
-    with connect(url, "penstock migrate", autocommit=False) as connection:
+    with connection.transaction():
+        connection.execute(queries["prepare"])
         # Whoever comes second waits here, then finds nothing left to do.
         connection.execute(queries["lock"])
-        applied = _applied(connection, schema)
-        if applied is None:
-            connection.execute(queries["create"])
-            applied = {}
-        _refuse_foreign_history(applied)
-        todo = [m for m in migrations() if m.version not in applied]
-        for migration in todo:
-            connection.execute(with_schema(migration.sql, schema))
-            connection.execute(
-                queries["record"],
-                {
-                    "version": migration.version,
-                    "name": migration.name,
-                    "checksum": migration.checksum,
-                },
-            )
+        connection.execute(queries["limit_waiting"])
+        row = connection.execute(queries["own_pid"]).fetchone()
+        assert row is not None
+        with looking_on(url, row[0], blockers):
+            return _apply(connection, schema)
+
+
+def _apply(connection: psycopg.Connection[Any], schema: str) -> list[str]:
+    queries = Queries("migration.sql", schema)
+    applied = _applied(connection, schema)
+    if applied is None:
+        connection.execute(queries["create"])
+        applied = {}
+    _refuse_foreign_history(applied)
+    todo = [m for m in migrations() if m.version not in applied]
+    for migration in todo:
+        connection.execute(with_schema(migration.sql, schema))
+        connection.execute(
+            queries["record"],
+            {
+                "version": migration.version,
+                "name": migration.name,
+                "checksum": migration.checksum,
+            },
+        )
     return [migration.name for migration in todo]
 
 
@@ -78,7 +127,7 @@ def pending(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
 def render_sql(schema: str = DEFAULT_SCHEMA) -> str:
     """Everything that `migrate` executes on an empty database, for a DBA to read or run."""
     queries = Queries("migration.sql", schema)
-    parts = ["BEGIN;", queries["lock"] + ";", queries["create"]]
+    parts = ["BEGIN;", f"{queries['lock']};", f"{queries['limit_waiting']};", queries["create"]]
     for migration in migrations():
         parts += [with_schema(migration.sql, schema), _record_literal(migration, schema)]
     return "\n\n".join([*parts, "COMMIT;", ""])

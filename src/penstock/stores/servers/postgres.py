@@ -134,7 +134,7 @@ class EmbeddedPostgres:
         # The postmaster itself says when it is ready, in the file's eighth line. Asking the port
         # could reach a stranger that took it first.
         try:
-            lines = (self._data / "postmaster.pid").read_text().splitlines()
+            lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"

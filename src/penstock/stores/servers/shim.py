@@ -33,9 +33,9 @@ def enter_user_namespace() -> None:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot enter a user namespace: {os.strerror(number)}")
     # Without CAP_SETGID outside, the kernel accepts a gid_map only after setgroups is denied.
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{UID_INSIDE} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{UID_INSIDE} {gid} 1")
+    Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+    Path("/proc/self/uid_map").write_text(f"{UID_INSIDE} {uid} 1", encoding="utf-8")
+    Path("/proc/self/gid_map").write_text(f"{UID_INSIDE} {gid} 1", encoding="utf-8")
 
 
 def become_nobody() -> None:

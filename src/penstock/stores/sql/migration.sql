@@ -1,6 +1,29 @@
+-- name: prepare
+-- Whoever comes second waits as long as it takes, whatever its role is set to; but not after it
+-- was killed, where the server can see that.
+SELECT set_config('lock_timeout', '0', true),
+       CASE WHEN version() LIKE '%linux%'
+            THEN set_config('client_connection_check_interval', '1s', true) END
+
 -- name: lock
 -- One migration at a time, whoever starts it.
 SELECT pg_advisory_xact_lock(hashtext('penstock migrate'), 0)
+
+-- name: limit_waiting
+-- Everybody else queues behind a table lock that is waited for. Longer than deadlock_timeout, when
+-- PostgreSQL sends an autovacuum out of the way.
+SET LOCAL lock_timeout = '2s'
+
+-- name: own_pid
+-- Behind a pooler every transaction may have another one.
+SELECT pg_backend_pid()
+
+-- name: blockers
+-- Whom a session waits for: who holds a lock, and who is ahead in the queue. 0 stands for
+-- a prepared transaction.
+SELECT pid, coalesce(nullif(application_name, ''), 'no name'), coalesce(usename, 'nobody')
+  FROM unnest(pg_blocking_pids(%(pid)s)) AS pid LEFT JOIN pg_stat_activity USING (pid)
+ ORDER BY pid
 
 -- name: inspect
 -- A schema without our history table belongs to somebody else.
