@@ -3,6 +3,7 @@
 It writes its process and worker ids to FOLDER/started, then does what its KIND says:
 
 - `obedient` ends at SIGTERM; `deaf` ignores it; `brief` ends at once with code 3;
+- `thorough` ends at SIGTERM once there is a file FOLDER/go;
 - `beating` is obedient and beats; `hung` beats until its loop has not turned for too long;
 - `greedy` beats for a moment and then keeps the interpreter to itself;
 - `late` is beating once there is a file FOLDER/go;
@@ -68,6 +69,8 @@ def main() -> None:
     waiting = threading.Thread(target=stop.wait)
     waiting.start()
     waiting.join()
+    while kind == "thorough" and not Path(folder, "go").exists():
+        threading.Event().wait(0.01)
 
 
 if __name__ == "__main__":

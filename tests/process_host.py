@@ -55,7 +55,7 @@ def specs(folder: Path, options: dict[str, Any]) -> list[ProcessSpec]:
 
 
 def spec(folder: Path, kind: str, options: dict[str, Any]) -> ProcessSpec:
-    listens = kind not in {"obedient", "deaf", "brief"}
+    listens = kind not in {"obedient", "deaf", "brief", "thorough"}
     arguments = [str(folder), kind, WORKER_ID, str(os.getpid())]
     arguments += [HEARTBEAT_FD if listens else "none", str(options.get("heartbeat_timeout", 30.0))]
     arguments += [str(options.get("shutdown_seconds", 300.0))]

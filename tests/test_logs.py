@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -116,3 +117,12 @@ def test_no_signal_has_a_field_that_a_line_calls_its_own() -> None:
 def test_unknown_levels_are_refused() -> None:
     with pytest.raises(SettingsError, match="must be one of"):
         configure_logging("loud")
+
+
+def test_without_stderr_nothing_is_logged_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    configure_logging()
+    emit(DIED)
+    logging.getLogger("penstock.handler").error("said")

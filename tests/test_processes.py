@@ -64,7 +64,7 @@ def test_a_child_that_does_not_listen_is_killed_when_its_time_is_up(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+def test_who_insists_by_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     with host(tmp_path, "deaf", "obedient") as parent:
         by_kind = {child.kind: child for child in children(tmp_path, count=2)}
         parent.terminate()
@@ -73,9 +73,31 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
             seconds=WAIT_SECONDS,
             what="the first signal has arrived",
         )
-        parent.terminate()
+        parent.send_signal(signal.SIGINT)
         assert parent.wait(WAIT_SECONDS) == 1
         assert not is_there(by_kind["deaf"].pid)
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_changes_nothing(tmp_path: Path) -> None:
+    """GNU timeout sends one to its child and one to the group, which the child is in."""
+    with host(tmp_path, "thorough", "obedient") as parent:
+        by_kind = {child.kind: child for child in children(tmp_path, count=2)}
+        parent.terminate()
+        wait_until(
+            lambda: not is_there(by_kind["obedient"].pid),
+            seconds=WAIT_SECONDS,
+            what="the first signal has arrived",
+        )
+        parent.terminate()
+        wait_until(
+            lambda: signals_pending(parent.pid) == 0,
+            seconds=WAIT_SECONDS,
+            what="the second signal has arrived",
+        )
+        (tmp_path / "go").touch()
+        assert parent.wait(WAIT_SECONDS) == 0
+        assert dead(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -153,6 +175,11 @@ def test_two_processes_never_share_a_name() -> None:
 
 
 # ── the words used above ───────────────────────────────────────────────────────────────────────
+
+
+def signals_pending(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd"))
 
 
 def resident_kb(status: str) -> int:

@@ -13,6 +13,11 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class StopInsisted:
+    """Somebody sent SIGINT after that: they do not want to wait."""
+
+
+@dataclass(frozen=True, slots=True)
 class InquiryEnded:
     """It is known whether something else than the worker explains its death."""
 
@@ -25,4 +30,4 @@ class QuarantineChanged:
     """Others are set aside than before."""
 
 
-Happening = Child | StopRequested | InquiryEnded | QuarantineChanged
+Happening = Child | StopRequested | StopInsisted | InquiryEnded | QuarantineChanged

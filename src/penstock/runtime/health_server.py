@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +18,10 @@ from penstock.runtime.health import GroupReport
 from penstock.telemetry.metrics import Reading
 
 REQUEST_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
 JSON = "application/json"
+
+_logger = logging.getLogger("penstock")
 
 
 class HealthServer:
@@ -39,13 +44,12 @@ class HealthServer:
             read_more = staticmethod(more)
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _Server((host, port), Handler)
         except OSError as error:
             raise UsageError(
                 f"{option} {port} on {host} cannot be listened on: {error.strerror}. "
                 "Nothing was started; choose another port, or end what uses this one."
             ) from None
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         threading.Thread(
             target=self._server.serve_forever, name="penstock-health", daemon=True
@@ -55,6 +59,24 @@ class HealthServer:
         """Answer no more."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Out of descriptors, say: whoever knocks is still there, and is heard again at once.
+            time.sleep(PAUSE_SECONDS)
+            raise
+
+    def handle_error(self, *_: Any) -> None:
+        error = sys.exception()
+        # Whoever hangs up has no more use for an answer.
+        if not isinstance(error, ConnectionError | TimeoutError):
+            _logger.warning("A probe got no answer: %s: %s", type(error).__name__, error)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from penstock.runtime.happenings import (
     Happening,
     InquiryEnded,
     QuarantineChanged,
+    StopInsisted,
     StopRequested,
 )
 from penstock.runtime.health import COUNTER_QUARANTINED, GAUGE_QUARANTINED, GroupReport
@@ -84,7 +85,10 @@ class ProcessGroup:
         """Run until told to stop. Returns whether every child then ended by itself, in time."""
         # Linux ends children with the thread that started them; only the main one surely lasts.
         assert threading.current_thread() is threading.main_thread()
-        with told_of_stop_signals(lambda: self._happenings.put(StopRequested())):
+        with told_of_stop_signals(
+            lambda: self._happenings.put(StopRequested()),
+            insist=lambda: self._happenings.put(StopInsisted()),
+        ):
             self._quarantine.start(lambda: self._happenings.put(QuarantineChanged()))
             was_known = self._quarantine.is_known
             try:
@@ -281,7 +285,7 @@ class ProcessGroup:
     # ── ending ────────────────────────────────────────────────────────────────────────────────
 
     def _end(self) -> bool:
-        """Ask the children to stop; kill them after a while or at a second signal."""
+        """Ask the children to stop; kill them after a while or if somebody insists."""
         self._is_stopping = True
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + self._shutdown_seconds
@@ -294,7 +298,7 @@ class ProcessGroup:
                 case Child() as child:
                     all_ended_themselves = False
                     self._bury(child)
-                case StopRequested():
+                case StopInsisted():
                     self._send(signal.SIGKILL)
             if time.monotonic() >= deadline:
                 self._send(signal.SIGKILL)

@@ -62,11 +62,19 @@ def seconds_to_end() -> float | None:
 
 
 @contextlib.contextmanager
-def told_of_stop_signals(tell: Callable[[], object]) -> Iterator[None]:
-    """Call `tell` at every SIGTERM and SIGINT meanwhile, in the main thread."""
+def told_of_stop_signals(
+    tell: Callable[[], object], *, insist: Callable[[], object] | None = None
+) -> Iterator[None]:
+    """Call `tell` at every SIGTERM and SIGINT meanwhile, in the main thread.
 
-    def remember(_number: int, _frame: FrameType | None) -> None:
-        tell()
+    Given `insist`, that is called instead at a SIGINT that is not the first of them.
+    """
+    asked: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        is_insisting = bool(asked) and number == signal.SIGINT
+        asked.append(number)
+        (insist if is_insisting and insist is not None else tell)()
 
     before = {number: signal.signal(number, remember) for number in STOP_SIGNALS}
     try:

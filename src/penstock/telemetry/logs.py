@@ -50,18 +50,15 @@ _discreet: set[str] = set()
 def configure_logging(
     level: str = "info", log_format: Format | None = None, *, stream: TextIO | None = None
 ) -> None:
-    """Write signals and Penstock's own messages to stderr; a second call replaces the first.
+    """Write signals and Penstock's own messages to stderr, if there is one.
 
-    Without a format, a terminal gets lines for people and anything else gets JSON.
+    A second call replaces the first. Without a format, a terminal gets lines for people and
+    anything else gets JSON.
     """
     level = level.lower()
     require(level in LEVELS, f"log level {level!r} must be one of {', '.join(LEVELS)}")
     require(log_format in (None, "human", "json"), f'log format {log_format!r}: "human" or "json"')
-    stream = stream or sys.stderr
-    chosen = log_format or ("human" if stream.isatty() else "json")
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(HumanFormatter() if chosen == "human" else JsonFormatter())
-    _logger.handlers[:] = [handler]
+    _logger.handlers[:] = [_handler_for(stream or sys.stderr, log_format)]
     _logger.setLevel(LEVELS[level])
     # The application's own handlers would say everything a second time.
     _logger.propagate = False
@@ -73,6 +70,16 @@ def configure_logging(
         # A signal that nobody wants is never built, so ask only for what will be written.
         if LEVELS[signal_type.level] >= LEVELS[level]:
             subscribe(signal_type, write_signal)
+
+
+def _handler_for(stream: TextIO | None, log_format: Format | None) -> logging.Handler:
+    # A process that was started with its stderr closed has none.
+    if stream is None:
+        return logging.NullHandler()
+    chosen = log_format or ("human" if stream.isatty() else "json")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(HumanFormatter() if chosen == "human" else JsonFormatter())
+    return handler
 
 
 def _begin_counting() -> None:
