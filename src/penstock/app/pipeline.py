@@ -123,8 +123,8 @@ class Pipeline(TimerHandlers, TimerSurface):
 
     @cached_property
     def timers(self) -> TimerQueue:
-        """Timers in Redis, for callers without a session."""
-        return timer_queue(self.settings)
+        """Timers in Redis, for callers without a session; nobody has to name a database."""
+        return timer_queue(resolve(self._arguments, needs_database=False).settings)
 
     @cached_property
     def _sender(self) -> Sender:

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 HIDDEN: Final = frozenset({"dlq", "work"})
 COMMANDS: Final[dict[str, str]] = {
     "demo": "demonstration:demo",
+    "bench": "benching:bench",
     "dev": "developing:dev",
     "run": "running:run",
     "work": "running:work",
@@ -51,10 +52,12 @@ class Commands(TyperGroup):
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         found = getattr(import_module(f"penstock.cli.{module}"), attribute)
-        if not isinstance(found, typer.Typer):
+        if isinstance(found, typer.Typer):
+            # Unlike get_command, it adds no options that would complete a program of this name.
+            command: Any = get_group(found)
+        else:
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             alone.command(cmd_name)(found)
-            found = alone
-        command = get_command(found)
+            command = get_command(alone)
         command.name, command.hidden = cmd_name, cmd_name in HIDDEN
         return command

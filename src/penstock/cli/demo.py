@@ -104,7 +104,7 @@ class Director:
         path = self._pids / (name if name == PUBLISHER else f"consumer:{name}")
         if not path.exists():
             return None
-        pid = int(path.read_text())
+        pid = int(path.read_text(encoding="utf-8"))
         # Gone until the successor writes its own, so that nobody is killed twice.
         path.unlink()
         os.kill(pid, signal.SIGKILL)
@@ -166,9 +166,9 @@ def run_demo(events: int = 20_000, seed: int | None = None, json_output: bool = 
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
-    with _leaving_on_sigterm(), tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
+    with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         console.print("Starting PostgreSQL and Valkey …")
-        with _running_servers(Path(folder)) as servers:
+        with running_servers(Path(folder)) as servers:
             report = _run_on(servers, Path(folder), console, events, seed)
     if report is None:
         console.print("Stopped. Nothing is left behind.")
@@ -239,7 +239,7 @@ def _worker_spec(role: str, servers: Servers, pids: Path) -> ProcessSpec:
 
 
 @contextmanager
-def _running_servers(folder: Path) -> Iterator[Servers]:
+def running_servers(folder: Path) -> Iterator[Servers]:
     """Both servers, durable; PostgreSQL remembers when each transaction committed."""
     postgres = EmbeddedPostgres(folder / "postgres", settings={"track_commit_timestamp": "on"})
     valkey = EmbeddedValkey(folder / "valkey")
@@ -266,14 +266,19 @@ def _told_of_deaths(display: Display) -> Iterator[None]:
 
 
 @contextmanager
-def _leaving_on_sigterm() -> Iterator[None]:
+def leaving_on_signals() -> Iterator[None]:
     """Leave through every `finally`, so that neither a server nor a file stays behind."""
 
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        # Below nohup, a closed terminal is nothing to leave for.
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -19,8 +19,8 @@ from penstock.cli.output import print_error, print_note
 from penstock.cli.running import LogChoice, LogFormat, LogLevel, choose_roles, supervision
 from penstock.cli.supervision import supervise
 from penstock.core.masking import masked_url
-from penstock.errors import OperationRefused, ServerFailedToStart
-from penstock.stores.configuration import gather, remove_dev_env, write_dev_env
+from penstock.errors import EmbeddedServersUnavailable, OperationRefused, ServerFailedToStart
+from penstock.stores.configuration import PREFIX, Given, gather, remove_dev_env, write_dev_env
 from penstock.stores.migrations import migrate
 from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, claimed
 
@@ -40,9 +40,10 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
-    with _development_servers(Path.cwd()) as embedded:
+    # What an earlier run may have left behind when it was killed must not count.
+    given = gather({}, with_dev_env=False)
+    with _development_servers(Path.cwd(), given) as embedded:
         settings = invocation.pipeline.settings
-        applied = migrate(settings.database_url, settings.schema)
         roles = choose_roles(
             invocation.pipeline.consumers,
             publisher=False,
@@ -50,12 +51,12 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
             topics=invocation.pipeline.timer_handlers,
             has_archive=settings.archive_url is not None,
         )
-        if applied:
+        if applied := migrate(settings.database_url, settings.schema):
             print_note(f"Applied to schema {settings.schema}: {', '.join(applied)}")
         print_note(f"PostgreSQL  {masked_url(settings.database_url)}")
         print_note(f"Redis       {masked_url(settings.redis_url or 'none')}")
         print_note(
-            "A second terminal in this folder finds them by itself. Try there:\n"
+            f"{second_terminal(given)} Try there:\n"
             "  penstock send --continuous\n"
             "  penstock status --watch"
         )
@@ -63,13 +64,20 @@ def dev(context: typer.Context, log_level: LogLevel = "info", log_format: LogFor
             supervise(invocation, roles, supervision(invocation, logs))
 
 
+def second_terminal(given: Mapping[str, Given]) -> str:
+    """What another terminal in this folder needs to find the same servers."""
+    # Not written down for it: they hold the passwords of servers that outlive this.
+    origins = [given[name].origin for name in SERVERS if name in given]
+    variables = [origin for origin in origins if origin.startswith(PREFIX)]
+    if variables:
+        return f"For a second terminal, set {' and '.join(variables)} there as here."
+    return "A second terminal in this folder finds them by itself."
+
+
 @contextmanager
-def _development_servers(folder: Path) -> Iterator[_Embedded]:
+def _development_servers(folder: Path, given: Mapping[str, Given]) -> Iterator[_Embedded]:
     """Run the servers that no setting names, and let everybody in this folder find them."""
-    # What an earlier run may have left behind when it was killed must not count.
-    given = gather({}, with_dev_env=False)
-    urls = {name: given[name].value for name in SERVERS if name in given}
-    if len(urls) == len(SERVERS):
+    if all(name in given for name in SERVERS):
         yield {}
         return
     servers = folder / SERVERS_FOLDER
@@ -77,22 +85,34 @@ def _development_servers(folder: Path) -> Iterator[_Embedded]:
         "database_url": EmbeddedPostgres(servers / "postgres"),
         "redis_url": EmbeddedValkey(servers / "valkey"),
     }
-    embedded = {name: server for name, server in every.items() if name not in urls}
+    embedded = {name: server for name, server in every.items() if name not in given}
     with _alone(servers), ExitStack() as stack:
         print_note("Starting servers …")
         for server in embedded.values():
             stack.callback(server.stop)
         # All run before any is waited for.
+        with offering_your_own():
+            for server in embedded.values():
+                server.launch()
         for server in embedded.values():
-            server.launch()
-        for name, server in embedded.items():
             server.wait_until_ready()
-            urls[name] = server.url
         stack.callback(remove_dev_env, folder)
-        write_dev_env(folder, urls["database_url"], urls["redis_url"])
+        urls = {name: server.url for name, server in embedded.items()}
+        write_dev_env(folder, urls)
         for name, url in urls.items():
-            os.environ[f"PENSTOCK_{name.upper()}"] = url or "none"
+            os.environ[f"{PREFIX}{name.upper()}"] = url
         yield embedded
+
+
+@contextmanager
+def offering_your_own() -> Iterator[None]:
+    """Where there are no embedded servers, say what to do without them."""
+    try:
+        yield
+    except EmbeddedServersUnavailable as error:
+        raise EmbeddedServersUnavailable(
+            f"{error} Or use servers of your own: set PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL."
+        ) from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated
 
 import psycopg
@@ -22,7 +23,7 @@ from penstock.cli.telling import addresses
 from penstock.core.leases import ARCHIVER, PUBLISHER, TIMERS, consumer_role
 from penstock.core.settings import DAY_SECONDS
 from penstock.core.timer_options import timer_role
-from penstock.errors import ServerUnavailable, ServerUnsuitable, UsageError
+from penstock.errors import ExtraMissing, ServerUnavailable, ServerUnsuitable, UsageError
 from penstock.runtime.heartbeat import Pulse
 from penstock.runtime.metric_pipe import measured
 from penstock.runtime.posts import EXIT_SURROUNDINGS
@@ -30,6 +31,8 @@ from penstock.runtime.stopping import end_with_parent, stop_on_signals
 from penstock.stores.identity import new_token
 from penstock.stores.postgres import trouble_in_words
 from penstock.telemetry.logs import LEVELS, Format, configure_logging
+
+ARCHIVING = ("obstore", "zstandard")
 
 LogLevel = Annotated[
     str,
@@ -265,7 +268,10 @@ def choose_roles(
 ) -> list[str]:
     """The roles that the flags ask for; without any flag, all that there is something to do for."""
     names, globs = list(names), list(globs)
-    if not publisher and not archiver and not timers and not globs:
+    is_everything = not (publisher or archiver or timers or globs)
+    if has_archive and (archiver or is_everything):
+        _require_archiving()
+    if is_everything:
         handlers = [*map(consumer_role, names), *map(timer_role, topics)]
         return [PUBLISHER, *[ARCHIVER] * has_archive, *handlers]
     if archiver and not has_archive:
@@ -281,3 +287,10 @@ def choose_roles(
     chosen_roles = [PUBLISHER] * publisher + [TIMERS] * timers + [ARCHIVER] * archiver
     chosen_roles += [consumer_role(name) for name in chosen]
     return chosen_roles + [timer_role(topic) for topic in topics if timers]
+
+
+def _require_archiving() -> None:
+    """Raise ExtraMissing where an archiver would end as soon as it was started, again and again."""
+    for package in ARCHIVING:
+        if find_spec(package) is None:
+            raise ExtraMissing("The archiver", package, "archive")

@@ -73,17 +73,21 @@ def resolve(
     *,
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
+    needs_database: bool = True,
 ) -> ResolvedSettings:
-    """The settings, from the strongest source that names each. Raises SettingsError."""
+    """The settings, from the strongest source that names each. Raises SettingsError.
+
+    For whoever needs no database, database_url is empty where nobody names it.
+    """
     given = gather(arguments, environ=environ, folder=folder)
-    if "database_url" not in given:
+    if "database_url" not in given and needs_database:
         raise SettingsError(
             "No setting says where PostgreSQL is. Set PENSTOCK_DATABASE_URL=postgresql://…, or "
             'write database_url = "postgresql://…" under [tool.penstock] in pyproject.toml, or '
-            "pass Pipeline(…, database_url=…). With `penstock dev` running in this folder, none "
-            "of them is needed."
+            "pass Pipeline(…, database_url=…). While `penstock dev` runs a server in this folder, "
+            "none of them is needed."
         )
-    values = {name: found.value for name, found in given.items()}
+    values = {"database_url": "", **{name: found.value for name, found in given.items()}}
     lease_seconds = values.get("lease_seconds", default_of("lease_seconds"))
     values.setdefault("lease_renew_seconds", lease_seconds / RENEWALS_PER_LEASE)
     settings = Settings(**values)
@@ -118,17 +122,18 @@ def default_of(name: str) -> Any:
     return default
 
 
-def write_dev_env(folder: Path, database_url: str, redis_url: str | None) -> Path:
-    """Tell other terminals in this folder where the servers of `penstock dev` are."""
+def write_dev_env(folder: Path, urls: Mapping[str, str]) -> Path:
+    """Tell other terminals in this folder where the servers of `penstock dev` are, by setting."""
     path = folder / DEV_ENV
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.parent.joinpath(".gitignore").write_text("*\n")
+    path.parent.joinpath(".gitignore").write_text("*\n", encoding="utf-8")
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     # Readable by its owner alone from the first byte, and complete from the first moment.
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(_dev_env_text(database_url, redis_url))
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("# Written by `penstock dev`, removed when it ends.\n")
+        file.writelines(f"{PREFIX}{name.upper()}={url}\n" for name, url in urls.items())
     unfinished.replace(path)
     return path
 
@@ -136,14 +141,6 @@ def write_dev_env(folder: Path, database_url: str, redis_url: str | None) -> Pat
 def remove_dev_env(folder: Path) -> None:
     """Forget the servers of `penstock dev`; safe to repeat."""
     folder.joinpath(DEV_ENV).unlink(missing_ok=True)
-
-
-def _dev_env_text(database_url: str, redis_url: str | None) -> str:
-    return (
-        "# Written by `penstock dev`, removed when it ends.\n"
-        f"{PREFIX}DATABASE_URL={database_url}\n"
-        f"{PREFIX}REDIS_URL={redis_url or 'none'}\n"
-    )
 
 
 # ── sources ────────────────────────────────────────────────────────────────────────────────────

