@@ -185,7 +185,8 @@ def test_a_result_that_cannot_be_kept_is_no_reason_to_call_again(
         bench.process().once(bench.event, "receipt", outside, returns=returns)
     assert "secret" not in str(first.value)
     for interrupted in ("retry", "bury"):
-        with pytest.raises(FatalError, match="has happened"):
+        either = f"has happened.* no JSON .* or more than {RESULT_BYTES_MAX} bytes"
+        with pytest.raises(FatalError, match=either):
             bench.process().once(
                 bench.event,
                 "receipt",

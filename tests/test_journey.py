@@ -19,6 +19,7 @@ from penstock.stores.dead_letters import Criteria
 from penstock.stores.identity import new_event_uuid
 from tests.archiving import archiver
 from tests.bench_of_one import Workbench, run_until_idle
+from tests.events import Placed
 from tests.test_cli import Penstock
 from tests.waiting import wait_until
 
@@ -152,6 +153,21 @@ def test_an_event_that_waits_and_one_that_is_not_reached(
     [chapter] = told(penstock, "orders/5")["consumers"]
     assert chapter["state"] == "not reached: 1 to go"
     assert told(penstock, "--key", "k1")["events"][0]["position"] == 5
+
+
+def test_an_event_that_waits_for_its_version_has_had_no_attempt(
+    penstock: Penstock, bench: Workbench
+) -> None:
+    bench.connection.execute("SELECT events.send('orders', 'placed', '{\"n\": 1}', version => 9)")
+    bench.publish()
+
+    def bill(event: Placed) -> None: ...
+
+    run_until_idle(bench.consumer(bill, name="bill", on_unknown_version="park"))
+    (chapter,) = told(penstock, "orders/1")["consumers"]
+    (step,) = chapter["steps"]
+    assert step["what"] == "parked"
+    assert "no attempt: ContractMissing: placed at orders/1 has version 9" in step["detail"]
 
 
 def test_what_is_not_there_is_said_to_be_so(penstock: Penstock, bench: Workbench) -> None:

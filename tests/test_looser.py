@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
+from penstock import Pipeline
 from penstock.core.events import StreamEvent
 from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
 from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
+from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.context import Context
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
 from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
+from tests.test_seams import working
 from tests.waiting import wait_until
 
 AT_LEAST: dict[str, Any] = {"guarantee": Guarantee.AT_LEAST_ONCE}
 AT_MOST: dict[str, Any] = {"guarantee": Guarantee.AT_MOST_ONCE, "retry": Retry.none()}
+LETTERS = "SELECT position FROM events.dead_letter ORDER BY position"
+CUT_ALL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 @pytest.fixture
@@ -121,6 +132,69 @@ def test_complete_commits_last_writes_with_the_checkpoint(bench: Workbench) -> N
     assert outcomes(bench) == {"handled": [1, 2, 3]}
 
 
+class Cancelled:
+    """Its fourth event is cancelled in a statement of `complete()`, the first time."""
+
+    def __init__(self, *, is_swallowed: bool = False) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self._is_swallowed = is_swallowed
+
+    async def call(self, event: Placed, context: Context) -> None:
+        self.calls.append((event.n, context.attempt))
+        if event.n != 4 or context.attempt > 1:
+            return
+        with suppress(*([TimeoutError] if self._is_swallowed else [])):
+            async with asyncio.timeout(0.05), context.complete() as session:
+                await session.execute(text("SELECT pg_sleep(60)"))
+        async with context.complete() as session:
+            await session.execute(text("INSERT INTO effect (n) VALUES (4)"))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_an_event_that_is_cancelled_in_complete_costs_nobody_else_a_call(
+    bench: Workbench, is_swallowed: bool
+) -> None:
+    bench.send(5)
+    bench.publish()
+    cancelled = Cancelled(is_swallowed=is_swallowed)
+    lane = bench.consumer(cancelled.call, retry=AT_ONCE, **AT_LEAST)
+    with heard(signals.EventFailed) as failed:
+        drive(lane, lambda: outcomes(bench) == {"handled": [1, 2, 3, 4, 5]})
+    assert sorted(cancelled.calls) == [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (5, 1)]
+    (failure,) = failed
+    kind = "RollbackInTransactionError" if is_swallowed else "TimeoutError"
+    assert failure.error.startswith(kind)
+    assert effects(bench) == []
+
+
+def test_what_waited_is_not_taken_for_called_on_another_connection(bench: Workbench) -> None:
+    """The event that it waited for goes away while others of the batch are handled."""
+    bench.send(3)
+    bench.publish()
+    world = World(2)
+    lane = bench.consumer(world.call, retry=LATER, **AT_LEAST)
+    run_until_idle(lane)
+    world.calls.clear()
+    retry = {"called": False}
+
+    def discard(event: Placed, context: Context) -> None:
+        world.calls.append(event.n)
+        bench.connection.execute("DELETE FROM events.parked_event WHERE position = 2")
+        if event.n == 3 and not retry["called"]:
+            retry["called"] = True
+            with context.complete() as session:
+                session.connection().invalidate()
+                raise LookupError
+
+    again = bench.consumer(discard, retry=AT_ONCE, **AT_LEAST)
+    lane.close()
+    bench.send(3)  # position 5 is of the key that waits behind 2
+    bench.publish()
+    drive(again, lambda: outcomes(bench).get("handled") == [1, 3, 4, 5, 6])
+    assert sorted(world.calls) == [1, 2, 3, 3]
+
+
 def test_complete_settles_what_came_before_it_too(bench: Workbench) -> None:
     bench.send(3)
     bench.publish()
@@ -198,6 +272,7 @@ def test_a_commit_inside_complete_is_refused_also_where_it_is_swallowed(bench: W
     with heard(signals.EventFailed) as failures:
         run_until_idle(bench.consumer(handler, retry=LATER, **AT_LEAST))
     assert failures[0].error.startswith("CommitInTransactionError")
+    assert "exactly-once" not in failures[0].error
     assert effects(bench) == []
 
 
@@ -241,16 +316,127 @@ def test_a_lost_lease_inside_complete_counts_also_where_it_is_swallowed(bench: W
     assert outcomes(bench) == {}
 
 
-def test_at_most_once_a_failure_is_a_dead_letter_and_never_a_second_call(bench: Workbench) -> None:
+@pytest.mark.parametrize("shape", ["call", "call_async"])
+def test_at_most_once_a_failure_is_a_dead_letter_and_never_a_second_call(
+    bench: Workbench, shape: str
+) -> None:
     bench.send(6)
     bench.publish()
     world = World(2, 5)
     with heard(signals.EventBuried) as buried:
-        run_until_idle(bench.consumer(world.call, **AT_MOST))
+        run_until_idle(bench.consumer(getattr(world, shape), **AT_MOST))
     assert world.calls == [1, 2, 3, 4, 5, 6]
     assert [event.position for event in buried] == [2, 5]
     assert outcomes(bench) == {"handled": [1, 3, 4, 6], "dead": [2, 5]}
-    assert bench.rows("SELECT position FROM events.dead_letter ORDER BY 1") == [2, 5]
+    assert bench.rows(LETTERS) == [2, 5]
+
+
+def test_at_most_once_a_failure_is_a_dead_letter_though_all_connections_break_before_it_is_written(
+    database_url: str,
+) -> None:
+    pipeline = Pipeline("shop", database_url=database_url, redis_url=None)
+    world, connection = World(2, 5, 8), psycopg.connect(database_url, autocommit=True)
+
+    @pipeline.consumer("orders", name="count", start="earliest", **AT_MOST)
+    def count(event: Placed) -> None:
+        world.call(event)
+        if event.n == 10:
+            connection.execute(CUT_ALL)
+
+    def are_written() -> bool:
+        return connection.execute(LETTERS).fetchall() == [(2,), (5,), (8,)]
+
+    with Session(pipeline.engine) as session, session.begin():
+        pipeline.send_many(session, "orders", [Placed(n=n) for n in range(1, 11)])
+    told = heard(signals.EventFailed, signals.EventBuried)
+    with connection, told as signs, working(pipeline, "publisher", "consumer:count"):
+        wait_until(are_written, what="the dead letters are written")
+        wait_until(lambda: len(signs) == 6, what="and told")
+        assert world.calls == list(range(1, 11))
+        assert [type(sign) for sign in signs[:3]] == [signals.EventFailed] * 3
+    pipeline.engine.dispose()
+
+
+def test_at_most_once_a_failure_is_a_dead_letter_also_where_the_lease_is_lost(
+    bench: Workbench,
+) -> None:
+    """The event is settled, by this worker alone: nobody else would write the letter."""
+    bench.send(3)
+    bench.publish()
+    world = World(1, 2)
+
+    def handler(event: Placed) -> None:
+        if event.n == 3:
+            bench.connection.execute("UPDATE events.stream_lease SET term = term + 1")
+        world.call(event)
+
+    run_until_idle(bench.consumer(handler, **AT_MOST))
+    assert bench.rows(LETTERS) == [1, 2]
+    assert outcomes(bench) == {"handled": [3], "dead": [1, 2]}
+
+
+def test_at_most_once_nothing_is_called_while_a_dead_letter_cannot_be_written(
+    bench: Workbench,
+) -> None:
+    bench.send(2)
+    bench.publish()
+    world = World(1, 2)
+    lane = bench.consumer(world.call, **AT_MOST)
+    bench.connection.execute("ALTER TABLE events.dead_letter ADD CONSTRAINT no CHECK (false)")
+    with heard(signals.ConsumerBlocked) as blocked:
+        lane.step()
+        bench.send(1)
+        bench.publish()
+        assert all(lane.step().pause_seconds for _ in range(3))
+    assert [sign.position for sign in blocked] == [1]
+    assert world.calls == [1, 2]
+    bench.connection.execute("ALTER TABLE events.dead_letter DROP CONSTRAINT no")
+    run_until_idle(lane)
+    assert bench.rows(LETTERS) == [1, 2, 3]
+    assert world.calls == [1, 2, 1]
+
+
+def test_at_most_once_a_worker_that_ends_after_a_batch_writes_its_dead_letters(
+    bench: Workbench,
+) -> None:
+    bench.send(2)
+    bench.publish()
+    lane = bench.consumer(World(1).call, **AT_MOST)
+    lane.step()
+    lane.close()
+    assert bench.rows(LETTERS) == [1]
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_at_most_once_a_worker_without_lanes_writes_the_dead_letters_that_a_lane_has_left(
+    bench: Workbench, is_paused: bool
+) -> None:
+    bench.send(2)
+    bench.publish()
+    lane = bench.consumer(World(1).call, **AT_MOST)
+    lane.step()
+    consumer = bench._stages[-1]
+    assert isinstance(consumer, Consumer)
+    if is_paused:
+        bench.connection.execute("UPDATE events.consumer SET paused_at = now()")
+        consumer.step()
+    else:
+        consumer.close()
+    assert bench.rows(LETTERS) == [1]
+
+
+def test_a_dead_letter_of_an_event_that_is_not_settled_any_more_is_not_written(
+    bench: Workbench,
+) -> None:
+    """Somebody has moved the consumer back: the event is called again."""
+    bench.send(1)
+    bench.publish()
+    lane = bench.consumer(World(1).call, **AT_MOST)
+    lane.step()
+    bench.connection.execute("DELETE FROM events.processed_event")
+    with heard(signals.EventBuried) as buried:
+        lane.step()
+    assert (bench.rows(LETTERS), buried) == ([], [])
 
 
 def test_at_most_once_a_worker_that_is_asked_to_stop_finishes_its_batch(bench: Workbench) -> None:

@@ -11,10 +11,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from penstock import Event
 from penstock.app import Pipeline
 from penstock.core.retry import Retry
 from penstock.core.wire import decode_body
-from penstock.errors import ContractError, FatalError, RetryableError
+from penstock.errors import ContractError, FatalError, KeyUnavailable, RetryableError
 from penstock.pipeline import parking
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
@@ -304,6 +305,77 @@ def test_a_version_without_a_contract_parks_its_key_if_asked_to(bench: Workbench
     assert outcomes(bench) == {"parked": [1, 2], "handled": [3]}
 
 
+class Booked(Event, type="parking.booked", version=1):
+    n: int
+
+
+class BookedLater(Event, type="parking.booked", version=2):
+    n: int
+
+
+def wait_for_a_version(bench: Workbench, **options: Any) -> list[float]:
+    """An event in a version that is deployed later is set aside five times; for how long each."""
+    send = "SELECT events.send('orders', 'parking.booked', '{\"n\": 7}', key => 'a', version => 2)"
+    bench.connection.execute(send)
+    bench.publish()
+
+    def handler(event: Booked) -> None: ...
+
+    lane = bench.consumer(handler, on_unknown_version="park", **options)
+    with heard(signals.EventParked) as waits:
+        for count in range(1, 6):
+            make_due(bench, lane)
+            drive(lane, lambda count=count: len(waits) == count)  # type: ignore[misc]
+    lane.close()
+    return [wait.retry_after_seconds for wait in waits]
+
+
+def make_due(bench: Workbench, lane: Lane) -> None:
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp()"
+        " WHERE next_attempt_at IS NOT NULL"
+    )
+    look_now(lane)
+
+
+def test_waiting_for_a_version_uses_up_no_attempt(bench: Workbench) -> None:
+    retry = Retry.fixed(seconds=0.001, attempts_max=3)
+    wait_for_a_version(bench, retry=retry)
+    assert bench.rows("SELECT attempts FROM events.parked_event") == [0]
+    attempts: list[int] = []
+
+    def handler(event: BookedLater, session: Session, context: Context) -> None:
+        attempts.append(context.attempt)
+        if len(attempts) < 3:
+            raise ValueError("not today")
+
+    lane = bench.consumer(handler, on_unknown_version="park", retry=retry)
+    make_due(bench, lane)
+    drive(lane, lambda: outcomes(bench) == {"handled": [1]})
+    assert attempts == [1, 2, 3]
+
+
+def test_waiting_for_a_version_is_tried_ever_more_rarely(bench: Workbench) -> None:
+    waits = wait_for_a_version(bench)
+    for n, seconds in enumerate(waits):
+        assert 0.25 * 2**n <= seconds <= 0.5 * 2**n
+
+
+def test_attempts_before_a_wait_count_and_the_wait_does_not(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1)
+    lane = bench.consumer(moody.on_session, retry=Retry.fixed(seconds=0.001, attempts_max=3))
+    errors = [ValueError("not today"), *[KeyUnavailable("no KMS")] * 5, ValueError("not today")]
+    with heard(signals.EventParked) as waits:
+        for count, moody.error in enumerate(errors, 1):
+            make_due(bench, lane)
+            drive(lane, lambda count=count: len(waits) == count)  # type: ignore[misc]
+    assert bench.rows("SELECT attempts FROM events.parked_event") == [2]
+    drive(lane, lambda: not parked(bench))
+    assert outcomes(bench) == {"dead": [1]}
+
+
 def test_a_version_without_a_contract_is_buried_if_asked_to(bench: Workbench) -> None:
     bench.connection.execute("SELECT events.send('orders', 'placed', '{\"n\": 7}', version => 9)")
     bench.publish()
@@ -442,6 +514,42 @@ def test_a_redrive_in_vain_holds_the_key_again(bench: Workbench) -> None:
     ]
     assert bench.rows("SELECT jsonb_array_length(attempts) FROM events.dead_letter") == [2]
     assert bench.rows("SELECT redrives FROM events.dead_letter") == [1]
+
+
+def test_a_redriven_event_that_waits_is_on_its_way(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1)
+    lane = bench.consumer(moody.on_session, retry=Retry.none())
+    run_until_idle(lane)
+    moody.error = KeyUnavailable("no KMS")
+    redrive = operation(bench, "redrive")
+    redrive.move(bench.rows("SELECT id FROM events.dead_letter"))
+    with heard(signals.EventParked) as waits:
+        look_now(lane)
+        drive(lane, lambda: bool(waits))
+    assert redrive.tally() == (1, 0)
+    moody.error = ValueError("not today")
+    make_due(bench, lane)
+    drive(lane, lambda: not parked(bench))
+    assert redrive.tally() == (0, 1)
+
+
+def test_at_most_once_a_redrive_in_vain_is_written_down(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+
+    def handler(event: Placed) -> None:
+        raise ValueError("not today")
+
+    lane = bench.consumer(handler, guarantee="at_most_once", retry=Retry.none())
+    drive(lane, lambda: outcomes(bench) == {"dead": [1]})
+    for count in (1, 2):
+        redrive = operation(bench, "redrive")
+        redrive.move(bench.rows("SELECT id FROM events.dead_letter"))
+        look_now(lane)
+        drive(lane, lambda redrive=redrive: redrive.tally() == (0, 1))  # type: ignore[misc]
+        assert bench.rows("SELECT redrives FROM events.dead_letter") == [count]
 
 
 def test_a_discard_of_a_held_event_lets_its_key_go_on(bench: Workbench) -> None:

@@ -568,6 +568,20 @@ def test_sending_after_the_commit_is_refused(session: Session, outbox: ShopOutbo
     assert outbox.sent == ["A"]
 
 
+def test_a_listener_that_sends_while_the_session_begins_is_told_how(
+    session: Session, outbox: ShopOutbox
+) -> None:
+    def begun(session: Session, _transaction: Any, connection: Connection) -> None:
+        with pytest.raises(UnsafeTransaction, match="send through the connection that it is given"):
+            send(session, "lost")
+        send(connection, "A")
+
+    event.listen(session, "after_begin", begun)
+    session.execute(text("SELECT 1"))
+    session.commit()
+    assert outbox.sent == ["A"]
+
+
 # ── nothing survives ───────────────────────────────────────────────────────────────────────────
 
 

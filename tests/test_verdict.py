@@ -25,8 +25,16 @@ from penstock import (
 from penstock.core.failures import describe, is_nobodys_fault, sole_error
 from penstock.core.options import ConsumerOptions, OnExhausted, OnUnknownVersion, Order
 from penstock.core.retry import DEFAULT_RETRY, DELAY_SECONDS_LIMIT
-from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, give_up, judge
-from penstock.errors import ContractMissing, HandlerTimeout, PenstockError, RegistrationError
+from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, Wait, give_up, judge
+from penstock.errors import (
+    ContractMissing,
+    ExtraMissing,
+    HandlerTimeout,
+    KeyRefused,
+    KeyUnavailable,
+    PenstockError,
+    RegistrationError,
+)
 from penstock.testing import deliver
 
 VERSION = ContractMissing("orders.placed has version 9", is_version=True)
@@ -63,6 +71,19 @@ def verdict(
         is_redriven=is_redriven,
         jitter=jitter,
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyUnavailable("the KMS is away"),
+        KeyRefused("not for you"),
+        ExtraMissing("Encryption", "cryptography", "crypto"),
+    ],
+)
+def test_what_this_process_lacks_is_not_the_events_fault(error: Exception) -> None:
+    assert isinstance(verdict(error, attempt=3), Block)
+    assert isinstance(verdict(error, is_redriven=True), Block)
 
 
 # ── retry or give up ───────────────────────────────────────────────────────────────────────────
@@ -171,10 +192,9 @@ def test_a_broken_function_costs_nothing_but_its_choice() -> None:
 
 
 @pytest.mark.parametrize("attempt", [1, 3, 8, 5000])
-def test_an_event_parked_for_its_version_is_tried_for_ever(attempt: int) -> None:
+def test_an_event_parked_for_its_version_waits_whatever_its_attempts(attempt: int) -> None:
     for retry in (Retry.none(), Retry.fixed(seconds=7000, attempts_max=2)):
-        found = verdict(VERSION, attempt, on_unknown_version="park", retry=retry, jitter=0.5)
-        assert found == RetryAfter(DEFAULT_RETRY.computed_seconds(attempt, 0.5))
+        assert verdict(VERSION, attempt, on_unknown_version="park", retry=retry) == Wait()
 
 
 def test_a_version_may_be_buried_or_held() -> None:
@@ -191,7 +211,7 @@ def test_an_unknown_type_blocks_whatever_versions_do(choice: OnUnknownVersion) -
 def test_a_missing_contract_is_never_fatal(fatal: tuple[type[BaseException], ...]) -> None:
     retry = Retry.exponential(fatal=fatal)
     assert isinstance(verdict(VERSION, retry=retry), Block)
-    assert isinstance(verdict(VERSION, retry=retry, on_unknown_version="park"), RetryAfter)
+    assert verdict(VERSION, retry=retry, on_unknown_version="park") == Wait()
 
 
 def test_the_most_telling_reason_is_given() -> None:
@@ -217,7 +237,7 @@ def test_a_handler_without_the_version_is_missing_a_contract() -> None:
         deliver(bill, PlacedLater(order_id=1))
     assert caught.value.is_version
     assert isinstance(verdict(caught.value), Block)
-    assert isinstance(verdict(caught.value, on_unknown_version="park"), RetryAfter)
+    assert verdict(caught.value, on_unknown_version="park") == Wait()
 
 
 # ── redriven, held, at most once ───────────────────────────────────────────────────────────────
@@ -309,8 +329,8 @@ def test_the_rules_hold_for_all_options(
         assert not isinstance(found, Hold)
     if isinstance(found, RetryAfter):
         assert 0 <= found.delay_seconds <= DELAY_SECONDS_LIMIT
-        assert error is VERSION or attempt < chosen.retry.attempts_max
-    if isinstance(found, Block):
+        assert attempt < chosen.retry.attempts_max
+    if isinstance(found, Block | Wait):
         assert isinstance(error, ContractMissing)
 
 

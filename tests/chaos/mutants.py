@@ -116,10 +116,10 @@ MUTANTS = (
     Mutant(
         "dead-letter-in-a-second-transaction",
         "pipeline/setting_aside.py",
-        "            if claim.fresh or claim.waiting or is_settled:\n                write()\n"
+        "            if claim.fresh or claim.waiting:\n                write()\n"
         "            self._ledger.commit(batch, lease, claim, batch.last, handled=0)\n",
         "            self._ledger.commit(batch, lease, claim, batch.last, handled=0)\n"
-        "            if claim.fresh or claim.waiting or is_settled:\n                write()\n"
+        "            if claim.fresh or claim.waiting:\n                write()\n"
         '                self._worker.commit_after("SELECT 1", {})\n',
     ),
     Mutant(

@@ -72,6 +72,7 @@ class ParkedRow(NamedTuple):
     next_attempt_at: float | None
     held: bool
     depth: int
+    setbacks: int
 
 
 class DeadRow(NamedTuple):

@@ -8,6 +8,9 @@ from tests.simulation.database import DeadRow, Parameters, ParkedRow, Rows, Tran
 from tests.simulation.inbox_statements import array, mark, numbers
 from tests.simulation.log_statements import statement
 
+SETBACKS_MAX = 20
+"""How many of them are kept."""
+
 
 def _of_lane(rows: Iterable[ParkedRow], parameters: Parameters) -> list[ParkedRow]:
     lanes, lane = parameters["lanes"], parameters["lane"]
@@ -49,9 +52,10 @@ def due(transaction: Transaction, parameters: Parameters) -> Rows:
             for row in parked.values()
             if row.key_hash == head.key_hash and row.position >= head.position and not row.held
         )
-        chosen.update(following[: count if head.attempts == 0 and in_order else 1])
+        is_alone = head.attempts > 0 or head.setbacks > 0 or not in_order
+        chosen.update(following[: 1 if is_alone else count])
     rows = [parked[position] for position in sorted(chosen)[:count]]
-    return [(row.position, row.entry, row.attempts, False) for row in rows]
+    return [(row.position, row.entry, row.attempts, row.setbacks, False) for row in rows]
 
 
 def _first(rows: Iterable[ParkedRow], key_hash: int) -> int | None:
@@ -164,6 +168,7 @@ def _park(
         next_attempt_at,
         parameters["held"],
         depth,
+        0 if parameters["error"] is None else 1,
     )
     transaction.insert(transaction.database.parked, position, row)
 
@@ -175,7 +180,12 @@ def postpone(transaction: Transaction, parameters: Parameters) -> Rows:
     if row is not None:
         held = parameters["held"]
         due_at = None if held else transaction.database.machine.now + parameters["delay_seconds"]
-        row = row._replace(attempts=parameters["attempts"], held=held, next_attempt_at=due_at)
+        row = row._replace(
+            attempts=parameters["attempts"],
+            held=held,
+            next_attempt_at=due_at,
+            setbacks=min(SETBACKS_MAX, row.setbacks + 1),
+        )
         transaction.write(parked, position, row)
     return []
 

@@ -276,7 +276,11 @@ class Twins:
     def give_back(self) -> None:
         lease, worker = self._lease(self._role()), self.pick(OWNERS)
         if self.chance(0.2):
-            self.both(f"release {lease.role}", lambda s: self.table.release(s.connection, lease))
+            seen = self.number(0, 9)
+            self.both(
+                f"release {lease.role} behind term {seen}",
+                lambda s: self.table.release(s.connection, lease, term_seen=seen),
+            )
         elif self.chance(0.1):
             self.both(
                 f"release_worker {worker}",
@@ -412,7 +416,7 @@ class Twins:
         slot, entry = self.number(0, 1), self._entry()
         if self._held[slot] is None or entry is None:
             return
-        setback = Setback(self.number(1, 3), "failed", self.pick((0.0, LONG_SECONDS, None)))
+        setback = Setback(self.number(0, 3), "failed", self.pick((0.0, LONG_SECONDS, None)))
         what, call = self.pick(self._statements(entry, setback))
         if self.both(f"{slot}: {what} {entry.position}", lambda s: [call(s.workers[slot])]) is None:
             self._rollback(slot)
@@ -555,8 +559,8 @@ def _plain(answer: Any) -> Any:
             plain = (replace(answer, next_end_seconds=None), _roughly(answer.next_end_seconds))
         case Look(has_any, keys, due_seconds):
             plain = (has_any, keys, _roughly(due_seconds))
-        case ParkedRow(entry, attempts, is_redriven):
-            plain = (entry.position, entry.event_uuid, attempts, is_redriven)
+        case ParkedRow():
+            plain = (answer.entry.position, answer.entry.event_uuid, *answer[1:])
         case list() | tuple() if type(answer) in {list, tuple}:
             plain = [_plain(part) for part in answer]
         case str() if answer.startswith("event\n"):

@@ -24,6 +24,15 @@ class Batch:
     """Which attempt this is. Beyond the first, a batch has one entry."""
     is_redriven: bool = False
     """Out of the dead letters: whatever fails goes back there."""
+    called: frozenset[int] | None = None
+    """Where all is called that will be, and only to be settled: the positions that were new."""
+    setbacks: int = 0
+    """How often it was set aside before, whether its handler was called then or not."""
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it was tried before: then it is handled or a dead letter, and never passed by."""
+        return self.is_redriven or self.setbacks > 0 or self.attempt > 1
 
     @property
     def first(self) -> int:

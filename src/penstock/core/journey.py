@@ -331,6 +331,8 @@ def _trail_step(line: Trail) -> Step:
             return Step(line.noted_at, "failed and parked", f"{attempt}: {line.error}{due}")
         case "held":
             return Step(line.noted_at, "failed and held", f"{attempt}: {line.error}")
+        case "waited" if line.error is not None:
+            return Step(line.noted_at, "parked", f"no attempt: {line.error}")
         case "waited":
             return Step(line.noted_at, "parked", "behind an earlier event of its key")
         case "redriven":

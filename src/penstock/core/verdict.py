@@ -1,4 +1,4 @@
-"""What a failed attempt deserves: another one later, a grave, a hold, or a halt."""
+"""What a failed attempt deserves: another one later, a wait, a grave, a hold, or a halt."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Literal
 
 from penstock.core.failures import asked_delay_seconds, is_raised_by, sole_error
 from penstock.core.options import ConsumerOptions
-from penstock.core.retry import DEFAULT_RETRY, Fatal
+from penstock.core.retry import Fatal
 from penstock.errors import (
     ContractError,
     ContractMissing,
     EffectUnknown,
+    ExtraMissing,
     FatalError,
     KeyRefused,
     KeyUnavailable,
@@ -27,6 +28,11 @@ class RetryAfter:
     """Park it and try again after a while."""
 
     delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nobody's attempt: park it until its contract or its key is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Block:
     why: str
 
 
-Verdict = RetryAfter | Bury | Hold | Block
+Verdict = RetryAfter | Wait | Bury | Hold | Block
 
 
 def judge(
@@ -63,12 +69,12 @@ def judge(
 ) -> Verdict:
     """Decide what a failed attempt deserves; the first attempt is 1, `jitter` is in [0, 1)."""
     cause = sole_error(error)
-    if isinstance(cause, KeyUnavailable | KeyRefused):
+    if isinstance(cause, KeyUnavailable | KeyRefused | ExtraMissing):
         return Block(_told(cause))
     if isinstance(cause, ContractMissing) and not is_redriven:
-        return _judge_missing(cause, attempt, options, jitter)
+        return _judge_missing(cause, options)
     # What AT_MOST_ONCE must not do, its options cannot say: it has one attempt and holds nothing.
-    if (reason := _hopeless(error, cause, options)) is not None:
+    if (reason := hopeless(error, options)) is not None:
         return give_up(reason, options)
     if is_redriven or attempt >= options.retry.attempts_max:
         return give_up("exhausted", options)
@@ -85,9 +91,7 @@ def give_up(reason: Reason, options: ConsumerOptions) -> Bury | Hold:
     return Hold(reason) if options.on_exhausted == "hold" else Bury(reason)
 
 
-def _judge_missing(
-    error: ContractMissing, attempt: int, options: ConsumerOptions, jitter: float
-) -> Verdict:
+def _judge_missing(error: ContractMissing, options: ConsumerOptions) -> Verdict:
     """The event may be fine: it is this program that is too old for it.
 
     Not for a redriven one: it has one attempt, and an old letter must not halt today's events.
@@ -95,7 +99,7 @@ def _judge_missing(
     if not error.is_version or options.on_unknown_version == "block":
         return Block(_told(error))
     if options.on_unknown_version == "park":
-        return RetryAfter(DEFAULT_RETRY.computed_seconds(attempt, jitter))
+        return Wait()
     return give_up("contract", options)
 
 
@@ -105,8 +109,9 @@ def _told(error: BaseException) -> str:
     return str(error) if is_ours else f"the handler raised {type(error).__name__}"
 
 
-def _hopeless(error: Exception, cause: BaseException, options: ConsumerOptions) -> Reason | None:
+def hopeless(error: Exception, options: ConsumerOptions) -> Reason | None:
     """Why no further attempt can help, the most telling reason first."""
+    cause = sole_error(error)
     if isinstance(cause, EffectUnknown):
         return "interrupted"
     if isinstance(cause, SealBroken):

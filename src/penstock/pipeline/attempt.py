@@ -34,6 +34,8 @@ class Settled:
     handled: int
     failure: HandlerFailed | None = None
     """Why it ends there: the next event failed, and needs no second call to be sure of it."""
+    called: Batch | None = None
+    """What was handled besides, and is to be settled on another connection than this one."""
 
 
 class Attempt(Protocol):

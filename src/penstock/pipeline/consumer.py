@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from typing import Any
 
@@ -89,6 +89,7 @@ class Consumer:
         self._note_pause(view)
         wanted = lanes_for(view, worker_id)
         self._adjust(wanted)
+        self._write_letters()
         pause_seconds = WATCH_SECONDS if len(wanted) == view.lanes else WATCH_OTHERS_SECONDS
         if view.next_end_seconds is not None:
             # If it is not renewed by then, its holder is dead and the lane is free at that moment.
@@ -107,6 +108,8 @@ class Consumer:
         with suppress(psycopg.Error, ServerUnavailable):
             self._consuming.leases.leave(self._consuming.control(), self._name)
         self._crew.wait(roles)
+        with suppress(psycopg.Error, ServerUnavailable):
+            self._write_letters()
         if self._foreign is not None:
             self._crew.stop(self._report_role)
             self._crew.wait({self._report_role})
@@ -195,6 +198,11 @@ class Consumer:
     def _stop_lanes(self, lanes: set[int]) -> None:
         for lane in lanes:
             self._crew.stop(self._working.pop(lane))
+
+    def _write_letters(self) -> None:
+        """What a lane has left that this worker has no more; every lane begins and ends with it."""
+        if self._consuming.losses.letters and not self._working:
+            self.lane_opener(0)(threading.Event(), nullcontext()).close()
 
     def _note_pause(self, view: LaneView) -> None:
         if view.is_paused != self._is_paused:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.core.effects import (
+    RESULT_BYTES_MAX,
     Interrupted,
     ResultFormat,
     ResultUnkeepable,
@@ -90,7 +91,10 @@ class _Call:
     is_over: bool = False
     """It has happened, and `result` waits to be recorded."""
     result: str | None = None
-    why_unkept: str = "it could not be written as JSON when it was called."
+    why_unkept: str = (
+        "when it was called, it was no JSON that can be read back, or more than "
+        f"{RESULT_BYTES_MAX} bytes of it; the error of that attempt says which."
+    )
 
 
 class Effects:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -13,7 +15,17 @@ from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.retry import DEFAULT_RETRY
-from penstock.core.verdict import Block, Bury, Hold, RetryAfter, Verdict, give_up, judge
+from penstock.core.verdict import (
+    Block,
+    Bury,
+    Hold,
+    RetryAfter,
+    Verdict,
+    Wait,
+    give_up,
+    hopeless,
+    judge,
+)
 from penstock.core.wire import Entry
 from penstock.errors import ContractMissing, SealBroken
 from penstock.pipeline.calling import HandlerFailed
@@ -30,6 +42,9 @@ PROCESS_DIED = "ProcessDied"
 class Blocked(Exception):
     """The lane cannot go on without help; nothing was skipped."""
 
+    position = 0
+    """Of the event whose dead letter could not be written, if it is for that."""
+
 
 class Judgement:
     """What becomes of a consumer's failed events, one at a time."""
@@ -43,6 +58,7 @@ class Judgement:
         aside: SettingAside,
         parking: Parking,
         unsealing: Unsealing,
+        letters: deque[tuple[Entry, Letter]],
     ) -> None:
         self._consumer = consumer
         self._options = options
@@ -50,6 +66,7 @@ class Judgement:
         self._aside = aside
         self._parking = parking
         self._unsealing = unsealing
+        self._letters = letters
         self._unknown_at: int | None = None
 
     def carry_out(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> None:
@@ -69,17 +86,36 @@ class Judgement:
         try:
             self._act(batch, lease, verdict, letter)
         except HandlerFailed as failure:
-            raise Blocked(
-                f"the event failed ({letter.forensics.error_type}) and could not be set aside: "
-                f"{_without_values(failure.error)}"
-            ) from failure.error
+            raise _blocked(letter, failure) from failure.error
 
-    def after_the_fact(self, batch: Batch, lease: Lease, error: Exception) -> None:
-        """Bury an event whose only attempt failed after it was settled."""
-        entry, letter = batch.entries[0], self._letter(batch.entries[0], error)
-        self._tell_failure(batch, error)
-        self._aside.bury_settled(batch, lease, letter)
-        emit(signals.EventBuried(self._consumer, entry.position, entry.event_uuid, letter.error))
+    def after_the_fact(self, entry: Entry, error: Exception) -> None:
+        """Have an event buried whose only attempt failed after it was settled."""
+        self._tell_failure(Batch((entry,), entry.position), error)
+        reason = hopeless(error, self._options) or "exhausted"
+        self._letters.append((entry, replace(self._letter(entry, error), reason=reason)))
+
+    def write_letters(self) -> None:
+        """Bury those. Raises Blocked or ServerUnavailable, and what is left is yet to be buried."""
+        while (unwritten := self._next_letter()) is not None:
+            entry, letter = unwritten
+            try:
+                is_buried = self._aside.bury_settled(entry, letter)
+            except BaseException as error:
+                self._letters.appendleft(unwritten)
+                if not isinstance(error, HandlerFailed):
+                    raise
+                blocked = _blocked(letter, error)
+                blocked.position = entry.position
+                raise blocked from error.error
+            if is_buried:
+                event = (self._consumer, entry.position, entry.event_uuid)
+                emit(signals.EventBuried(*event, letter.error))
+
+    def _next_letter(self) -> tuple[Entry, Letter] | None:
+        # Taken out while it is written: other lanes write what is left.
+        with suppress(IndexError):
+            return self._letters.popleft()
+        return None
 
     def _judge(self, batch: Batch, error: Exception) -> Verdict:
         verdict = judge(
@@ -87,13 +123,12 @@ class Judgement:
             attempt=batch.attempt,
             options=self._options,
             is_redriven=batch.is_redriven,
-            # Jitter only spreads load; nothing secret hangs on it.
-            jitter=random.random(),  # noqa: S311
+            jitter=_jitter(),
         )
         self._tell_unknown(batch.entries[0], error)
         if isinstance(verdict, Block) and batch.is_parked:
             # The lane need not wait for what is out of its way already.
-            return RetryAfter(DEFAULT_RETRY.computed_seconds(batch.attempt, jitter=1.0))
+            return Wait()
         if isinstance(verdict, Block):
             raise Blocked(verdict.why)
         self._tell_failure(batch, error)
@@ -104,9 +139,11 @@ class Judgement:
         event = (self._consumer, entry.position, entry.event_uuid)
         match verdict:
             case RetryAfter(delay_seconds):
-                self._aside.park(batch, lease, Setback(batch.attempt, letter.error, delay_seconds))
-                self._parking.note(entry, delay_seconds)
-                emit(signals.EventParked(*event, batch.attempt, delay_seconds))
+                self._park(batch, lease, Setback(batch.attempt, letter.error, delay_seconds))
+            case Wait():
+                # It has all its attempts when what it waits for is there.
+                delay_seconds = DEFAULT_RETRY.computed_seconds(batch.setbacks + 1, _jitter())
+                self._park(batch, lease, Setback(batch.attempt - 1, letter.error, delay_seconds))
             case Hold(reason):
                 setback = Setback(batch.attempt, letter.error, None)
                 self._aside.hold(batch, lease, setback, replace(letter, reason=reason))
@@ -119,6 +156,14 @@ class Judgement:
                 raise Blocked(why)
             case unreachable:
                 assert_never(unreachable)
+
+    def _park(self, batch: Batch, lease: Lease, setback: Setback) -> None:
+        entry, delay_seconds = batch.entries[0], setback.delay_seconds
+        assert delay_seconds is not None
+        self._aside.park(batch, lease, setback)
+        self._parking.note(entry, delay_seconds)
+        event = (self._consumer, entry.position, entry.event_uuid)
+        emit(signals.EventParked(*event, batch.attempt, delay_seconds))
 
     def _tell_unknown(self, entry: Entry, error: Exception) -> None:
         """Once for each event, however often it is tried or waited at."""
@@ -140,6 +185,18 @@ class Judgement:
             error=describe_about(error, [entry]),
             handler=self._handler,
         )
+
+
+def _jitter() -> float:
+    # It only spreads load; nothing secret hangs on it.
+    return random.random()  # noqa: S311
+
+
+def _blocked(letter: Letter, failure: HandlerFailed) -> Blocked:
+    return Blocked(
+        f"the event failed ({letter.forensics.error_type}) and could not be set aside: "
+        f"{_without_values(failure.error)}"
+    )
 
 
 def _without_values(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -96,20 +96,12 @@ class Lane:
             parked=Parked(schema),
             control=consuming.control,
         )
-        self._open_worker()
-
-    def _open_worker(self) -> None:
         self._workplace = Workplace(self._consuming, self._parking, self._unsealing)
-        self._worker = self._workplace.worker
-
-    def _renew_worker(self, *, is_doubtful: bool) -> None:
-        """No attempt begins on a connection that an earlier one has spoiled."""
-        if is_doubtful or self._worker.is_spoiled:
-            self._worker.close()
-            self._open_worker()
 
     def step(self) -> Progress:
         """Settle one batch. Nothing is settled without the lease."""
+        if self._losses.letters:
+            return self._write_letters()
         if self._lease is None:
             self._lease = self._take_lease()
             if self._lease is None:
@@ -149,7 +141,9 @@ class Lane:
         """Give back the lease and the connection."""
         lease, self._lease = self._lease, None
         try:
-            self._worker.close()
+            with closing(self._workplace):
+                if self._losses.letters:
+                    self._write_letters()
             if lease is not None:
                 if self._cursor > lease.checkpoint:
                     self._lanes.advance(self._control(), lease, self._cursor)
@@ -176,7 +170,7 @@ class Lane:
         if lease is None:
             return None
         # From another thread: whatever is being handled must end now, by whatever worker it is.
-        self._leases.guard(lease, lambda: self._worker.interrupt())  # noqa: PLW0108 - of then
+        self._leases.guard(lease, lambda: self._workplace.worker.interrupt())  # noqa: PLW0108 - of then
         self._cursor = lease.checkpoint
         # Whoever held it before died or hung, perhaps because of what it had in hand: no more
         # than a batch, and nothing that has come since.
@@ -267,10 +261,9 @@ class Lane:
             return self._judge(batch, lease, starts) if are_too_many else self._try(batch, lease)
 
     def _try(self, batch: Batch, lease: Lease) -> Progress:
-        self._renew_worker(is_doubtful=False)
         try:
             with self._in_handler:
-                settled = self._worker.run(lambda: self._workplace.attempt.run(batch, lease))
+                settled = self._workplace.run(batch, lease)
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except HandlerFailed as failure:
@@ -300,7 +293,7 @@ class Lane:
         emit(signals.BatchRolledBack(self._name, batch.first, batch.last, reason))
         if batch.is_suspect:
             self._suspicion.finish(batch.first)
-        self._renew_worker(is_doubtful=failure.was_interrupted)
+        self._workplace.renew(is_doubtful=failure.was_interrupted)
         queue = self._queue_of(batch)
         if is_nobodys_fault(failure.error) and self._faults_in_a_row < NOBODYS_FAULT_MAX:
             self._faults_in_a_row += 1
@@ -316,11 +309,10 @@ class Lane:
     def _judge(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> Progress:
         """Decide on one event that failed, or that has ended its processes."""
         try:
-            self._worker.run(lambda: self._workplace.judgement.carry_out(batch, lease, failed))
+            self._workplace.judge(batch, lease, failed)
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except Blocked as blocked:
-            self._renew_worker(is_doubtful=blocked.__cause__ is not None)
             self._queue_of(batch).appendleft(batch)
             return self._blocked(batch.first, str(blocked))
         if batch.is_parked:
@@ -328,6 +320,14 @@ class Lane:
             self._parked.clear()
             return Progress(1)
         return self._committed(batch, lease, Settled(batch.last, 0))
+
+    def _write_letters(self) -> Progress:
+        """Of what has failed. Before anything else is called, and whoever holds the lease."""
+        try:
+            self._workplace.write_letters()
+        except Blocked as blocked:
+            return self._blocked(blocked.position, str(blocked))
+        return AGAIN
 
     def _queue_of(self, batch: Batch) -> deque[Batch]:
         return self._parked if batch.is_parked else self._live

@@ -14,6 +14,8 @@ from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.trouble import Trouble
 from penstock.core.wire import Entry
+from penstock.errors import ContractError
+from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan
@@ -66,8 +68,10 @@ class Ledger:
 
         `ahead`: without waiting for the answer, all of them are taken for new. `called`: those
         that the handler has seen by now; whatever it has not, waits, or is settled already.
+        Raises HandlerFailed for a parked event that must not pass by.
         """
         if batch.is_parked:
+            self._require_named(batch)
             claim = self.parked.claim(self._worker, self._consumer, lease, batch)
         else:
             waiting = self._waiting(batch) if called is None else _others(batch, called)
@@ -170,6 +174,7 @@ class Ledger:
         """Which positions are new, for a handler that is called before its events are claimed."""
         control = self._parking.control
         if batch.is_parked:
+            self._require_named(batch)
             return self.parked.still_there(control(), self._consumer, batch)
         waiting = self._waiting(batch)
         if waiting is not None and batch.first > lease.settled_to:
@@ -183,6 +188,12 @@ class Ledger:
         if self._unsealing.is_shredded(entry):
             return False
         return self._plan.names(entry) or self._options.on_unknown == "block"
+
+    def _require_named(self, batch: Batch) -> None:
+        """Before any call: to pass by is for what comes out of the stream, not for what failed."""
+        for entry in batch.entries if batch.is_owed else ():
+            if not (self.is_mine(entry) or self._unsealing.is_shredded(entry)):
+                raise HandlerFailed(unnamed(self._consumer, entry), entry.position)
 
     def _unpark(self, entries: Sequence[Entry], last: int) -> None:
         done = [entry for entry in entries if entry.position <= last]
@@ -211,6 +222,15 @@ class Ledger:
                 )
                 self._seams.tell(self._worker, trouble)
         return backlogs
+
+
+def unnamed(consumer: str, entry: Entry) -> ContractError:
+    """Why an event that failed before cannot be tried again, and is not passed by either."""
+    return ContractError(
+        f"{entry.event_type} at {entry.stream_name}/{entry.position} failed before, and the "
+        f"handler of {consumer} does not name it any more. It was not called, and the event is "
+        "kept: deploy a handler that names it and redrive it, or discard its dead letter."
+    )
 
 
 def _key_hashes(entries: Sequence[Entry]) -> list[int]:

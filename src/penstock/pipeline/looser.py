@@ -46,6 +46,9 @@ class AtLeastOnce:
     @traced
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
+        if batch.called is not None:
+            self._completion(batch, lease, batch.called).settle(batch.last)
+            return Settled(batch.last, 0)
         fresh = self._ledger.survey(batch, lease)
         if batch.is_parked:
             # Whatever somebody has taken away is not called, and not settled either.
@@ -54,15 +57,7 @@ class AtLeastOnce:
                 return Settled(batch.last, 0)
             batch = replace(batch, entries=left)
         todo = self._ledger.todo(batch, fresh)
-        progress = Completion(
-            self._consumer,
-            batch,
-            lease,
-            fresh,
-            ledger=self._ledger,
-            worker=self._worker,
-            seams=self._seams,
-        )
+        progress = self._completion(batch, lease, fresh)
         failure: HandlerFailed | None = None
         with self._seams.around():
             try:
@@ -71,23 +66,36 @@ class AtLeastOnce:
             except HandlerFailed as failed:
                 failure = failed
         progress.raise_loss()
-        failure = failure or progress.unfinished()
+        failure = progress.unfinished(failure)
         if failure is not None:
             handled = next((n for n, e in enumerate(todo) if e.position == failure.culprit), 0)
             if progress.has_completed(todo[handled]):
                 self._tell_late(todo[handled], failure)
                 handled, failure = handled + 1, None
         last = batch.last if handled == len(todo) else todo[handled].position - 1
-        # What came before a failing event is done, and is not done again, unless the connection
-        # on which that would be written down is of no more use.
-        is_spoiled = failure is not None and self._worker.is_spoiled
+        # What came before a failing event is done, and is not done again; where this connection
+        # is of no more use, it is written down on another one.
         if failure is not None:
-            failure.is_alone = failure.culprit is not None and not is_spoiled
-        if not is_spoiled:
+            failure.is_alone = failure.culprit is not None
+        called = None
+        if failure is not None and self._worker.is_spoiled:
+            called = progress.unsettled(last)
+        else:
             progress.settle(last)
-        if progress.settled_to == 0 and failure is not None:
+        if progress.settled_to == 0 and failure is not None and called is None:
             raise failure
-        return Settled(progress.settled_to, handled, failure)
+        return Settled(progress.settled_to, handled, failure, called)
+
+    def _completion(self, batch: Batch, lease: Lease, fresh: frozenset[int]) -> Completion:
+        return Completion(
+            self._consumer,
+            batch,
+            lease,
+            fresh,
+            ledger=self._ledger,
+            worker=self._worker,
+            seams=self._seams,
+        )
 
     def _tell_late(self, entry: Entry, failure: HandlerFailed) -> None:
         emit(
@@ -137,20 +145,26 @@ class Completion:
             with undone_on_error(self._worker, self._consumer):
                 self._close(part, self._ledger.open(part, self._lease, called=self._fresh))
 
+    def unsettled(self, last: int) -> Batch | None:
+        """What `settle` would settle, for another connection to do it."""
+        part = self._part(last)
+        return part and replace(part, called=self._fresh)
+
     def raise_loss(self) -> None:
         """A lost lease or connection counts even where a handler has swallowed it."""
         if self._loss is not None:
             raise self._loss
 
-    def unfinished(self) -> HandlerFailed | None:
-        """The failure of an event whose block was entered and never left."""
-        if self._open_for is None:
-            return None
+    def unfinished(self, failure: HandlerFailed | None) -> HandlerFailed | None:
+        """The failure of an event whose block was entered and never left, if it is the first."""
+        block_of = self._open_for and self._open_for.position
+        if block_of is None or (failure is not None and failure.culprit in (None, block_of)):
+            return failure
         error = UsageError(
             "context.complete() was entered and not left: nothing of it was written. Use it with "
             "`with`, or `async with`."
         )
-        return HandlerFailed(error, self._open_for.position)
+        return HandlerFailed(error, block_of)
 
     def begin(self, entry: Entry) -> Any:
         """What `context.complete()` gives a handler: `with`, or `async with`, a session."""
@@ -160,7 +174,7 @@ class Completion:
     @contextmanager
     def _complete(self, entry: Entry) -> Iterator[Any]:
         """The session's commit settles the event, and what came before it in the batch."""
-        self._require_unsettled(entry)
+        self._require_ready(entry)
         with self._told(entry), undone_on_error(self._worker, self._consumer):
             part, claim = self._open(entry)
             session = self._worker.session()
@@ -172,13 +186,13 @@ class Completion:
     @asynccontextmanager
     async def _complete_async(self, entry: Entry) -> AsyncIterator[Any]:
         """The same for `async def` handlers."""
-        self._require_unsettled(entry)
+        self._require_ready(entry)
         worker = self._worker
         assert isinstance(worker, AsyncWorkerConnection)
         with self._told(entry):
             try:
                 part, claim = await worker.run_within(lambda: self._open(entry))
-                session = worker.session()
+                session = await worker.run_within(worker.session)
                 with worker.guard.lent():
                     yield session
                     await session.flush()
@@ -187,7 +201,8 @@ class Completion:
                 await worker.run_within(partial(self._undo, error))
                 raise
 
-    def _require_unsettled(self, entry: Entry) -> None:
+    def _require_ready(self, entry: Entry) -> None:
+        self._worker.guard.require_kept()
         if self._open_for is not None or self.has_completed(entry):
             raise UsageError(
                 "context.complete() is for once: this event is being completed, or is already. "
@@ -247,7 +262,7 @@ class AtMostOnce:
         ledger: Ledger,
         worker: WorkerConnection,
         seams: ConsumerSeams,
-        on_failure: Callable[[Batch, Lease, Exception], None],
+        on_failure: Callable[[Entry, Exception], None],
     ) -> None:
         self._consumer = consumer
         self._calls = calls
@@ -263,11 +278,8 @@ class AtMostOnce:
             claim = self._ledger.open(batch, lease)
             handled = self._ledger.count_mine(batch, claim)
             self._ledger.close(batch, lease, claim, batch.last, handled=handled)
-        if not batch.is_parked:
-            lease = lease.at(batch.last)
         todo = self._ledger.todo(batch, claim.fresh)
         context_of = self._calls.context_for(batch)
-        failures: list[tuple[Entry, Exception]] = []
         with self._seams.around():
             while todo:
                 try:
@@ -277,8 +289,7 @@ class AtMostOnce:
                 except HandlerFailed as failed:
                     # A list has no culprit: all of it has failed.
                     hit = [e for e in todo if failed.culprit in (None, e.position)]
-                    failures += [(entry, failed.error) for entry in hit]
+                    for entry in hit:
+                        self._on_failure(entry, failed.error)
                     todo = [e for e in todo if e.position > hit[-1].position]
-        for entry, reason in failures:
-            self._on_failure(Batch((entry,), entry.position), lease, reason)
         return Settled(batch.last, len(claim.fresh))

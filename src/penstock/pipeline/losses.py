@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 from penstock.core.isolation import Batch, split
+from penstock.core.wire import Entry
 from penstock.errors import ConnectionBroken, ServerReadOnly, ServerUnavailable
 from penstock.pipeline.calling import HandlerFailed
+from penstock.stores.parked import Letter
 
 LOSSES_MAX = 3
 SUSPECT_FROM = 2
@@ -19,6 +22,8 @@ class Losses:
         self._in_a_row: dict[int, int] = {}
         """By the first position of what was being handled."""
         self._suspect_to = 0
+        self.letters: deque[tuple[Entry, Letter]] = deque()
+        """Dead letters of settled events, not written yet: those of a batch for each lane."""
 
     def note(self, batch: Batch, error: ServerUnavailable) -> bool:
         """One more. Returns whether that is no chance any more, but the event's doing."""

@@ -159,7 +159,7 @@ class Parking:
         batches: list[Batch] = []
         together: list[ParkedRow] = []
         for row in rows:
-            if row.attempts or is_suspect:
+            if row.is_alone or is_suspect:
                 batches += _flushed(together)
                 batches.append(_batch([row], is_careful=True, is_suspect=is_suspect))
             elif together and together[-1].is_redriven != row.is_redriven:
@@ -184,5 +184,6 @@ def _batch(rows: list[ParkedRow], *, is_careful: bool = False, is_suspect: bool 
         is_suspect=is_suspect,
         is_parked=True,
         attempt=rows[0].attempts + 1,
+        setbacks=rows[0].setbacks,
         is_redriven=rows[0].is_redriven,
     )

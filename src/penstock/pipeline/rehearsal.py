@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.core.discretion import describe_about
+from penstock.core.failures import describe
 from penstock.core.isolation import Batch
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry
 from penstock.pipeline.calling import Calls
 from penstock.pipeline.effects import EffectReached
+from penstock.pipeline.ledger import unnamed
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.signature import HandlerPlan, View
 from penstock.pipeline.unsealing import Unsealing
@@ -47,14 +49,14 @@ class RehearsalRoom:
 
     def rehearse(self, entry: Entry) -> Rehearsal:
         """Call the handler in a transaction that cannot commit, and say how it went."""
-        if not self._plan.names(entry) and self._options.on_unknown == "skip":
-            return Rehearsal("would succeed", f"{entry.event_type} is not named: it is skipped")
         unsealing = Unsealing(self._consumer, self._seams.keys)
         with unsealing.openable(Batch((entry,), entry.position)) as openable:
             if openable.batch is None:
                 return Rehearsal("would wait", openable.reason)
             if unsealing.is_shredded(entry):
                 return Rehearsal("would succeed", "its data key was shredded: it is skipped")
+            if not self._plan.names(entry) and self._options.on_unknown == "skip":
+                return Rehearsal("would fail", describe(unnamed(self._consumer, entry)))
             return self._rehearse(entry, unsealing)
 
     def _rehearse(self, entry: Entry, unsealing: Unsealing) -> Rehearsal:

@@ -121,8 +121,9 @@ def _begun(session: Session) -> SessionTransaction:
         transaction = session.begin()
     if not transaction.is_active:
         raise UnsafeTransaction(
-            "The transaction of this session has already failed or ended. Nothing was sent; "
-            "roll it back, or send before the commit."
+            "The transaction of this session has already failed or ended, or is only just "
+            "beginning. Nothing was sent; roll it back, or send before the commit. In an "
+            "after_begin listener, send through the connection that it is given."
         )
     return transaction
 

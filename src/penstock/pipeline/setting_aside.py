@@ -8,6 +8,7 @@ from typing import Literal
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.trouble import Trouble
+from penstock.core.wire import Entry
 from penstock.pipeline.attempt import undone_on_error
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.seams import ConsumerSeams
@@ -35,7 +36,7 @@ class SettingAside:
         """Keep it and its key until somebody says what becomes of it."""
 
         def write() -> None:
-            self._bury(batch, letter, "held")
+            self._bury(batch.entries[0], letter, "held")
             self._set_aside(batch, setback)
 
         self._settle(batch, lease, "parked", write)
@@ -44,34 +45,32 @@ class SettingAside:
         """Make it a dead letter; its key goes on."""
 
         def write() -> None:
-            self._bury(batch, letter, "buried")
+            self._bury(batch.entries[0], letter, "buried")
             if batch.is_parked:
                 self._ledger.parked.remove(self._worker, self._consumer, batch.first)
 
         self._settle(batch, lease, "dead", write)
 
-    def bury_settled(self, batch: Batch, lease: Lease, letter: Letter) -> None:
-        """The same for an event whose checkpoint was passed before its attempt."""
-        settled = Batch(batch.entries, lease.checkpoint)
+    def bury_settled(self, entry: Entry, letter: Letter) -> bool:
+        """The same for an event whose checkpoint was passed before its attempt.
 
-        def write() -> None:
-            self._bury(batch, letter, "buried")
-            self._ledger.parked.declare_dead(self._worker, self._consumer, batch.entries[0])
+        Whoever holds the lease by now: the event is settled, and nobody else knows that it failed.
+        Returns whether it is a dead letter; not where the consumer was moved back or forgotten.
+        """
+        with undone_on_error(self._worker, self._consumer):
+            outcome = self._ledger.parked.begin_letter(self._worker, self._consumer, entry)
+            if outcome == "handled":
+                self._bury(entry, letter, "buried")
+                self._ledger.parked.declare_dead(self._worker, self._consumer, entry)
+            else:
+                self._worker.rollback()
+        # If it is dead already, the answer to an earlier COMMIT was lost.
+        return outcome in ("handled", "dead")
 
-        self._settle(settled, lease, "dead", write, is_settled=True)
-
-    def _settle(
-        self,
-        batch: Batch,
-        lease: Lease,
-        outcome: str,
-        write: Callable[[], None],
-        *,
-        is_settled: bool = False,
-    ) -> None:
+    def _settle(self, batch: Batch, lease: Lease, outcome: str, write: Callable[[], None]) -> None:
         with undone_on_error(self._worker, self._consumer):
             claim = self._open(batch, lease, outcome)
-            if claim.fresh or claim.waiting or is_settled:
+            if claim.fresh or claim.waiting:
                 write()
             self._ledger.commit(batch, lease, claim, batch.last, handled=0)
 
@@ -86,8 +85,7 @@ class SettingAside:
         else:
             self._ledger.parked.park(self._worker, self._consumer, batch.entries, setback)
 
-    def _bury(self, batch: Batch, letter: Letter, kind: Literal["buried", "held"]) -> None:
-        entry = batch.entries[0]
+    def _bury(self, entry: Entry, letter: Letter, kind: Literal["buried", "held"]) -> None:
         self._ledger.parked.bury(self._worker, self._consumer, entry, letter)
         self._seams.tell(
             self._worker,

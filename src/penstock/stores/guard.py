@@ -42,9 +42,9 @@ class Guard:
         The transaction is still there, with all that was written so far, for the worker to undo.
         """
         self.given_up = RollbackInTransactionError(
-            "SQLAlchemy has given up the connection in an exactly-once handler: a statement of it "
-            "was interrupted, or invalidate() was called. Nothing was committed. Let what "
-            "interrupts come out of the handler; remove calls of invalidate()."
+            "SQLAlchemy has given up the connection that the worker has lent to a handler: a "
+            "statement was interrupted, or invalidate() was called. Nothing was committed. Let "
+            "what interrupts come out of the handler; remove calls of invalidate()."
         )
 
     def require_kept(self) -> None:
@@ -57,15 +57,15 @@ class Guard:
         refusal: HandlerError
         if control is Control.COMMIT:
             refusal = CommitInTransactionError(
-                f"{what} in an exactly-once handler. Nothing was committed: the worker commits "
-                "once, together with the checkpoint. Remove the call; for a part that may fail "
-                "on its own use session.begin_nested()."
+                f"{what} in a transaction of the worker's. Nothing was committed: the worker "
+                "commits once, together with the checkpoint. Remove the call; for a part that may "
+                "fail on its own use session.begin_nested()."
             )
         else:
             refusal = RollbackInTransactionError(
-                f"{what} in an exactly-once handler. The transaction belongs to the worker and "
-                "holds other events too. Use session.begin_nested() for a part that may fail, "
-                "or raise an error to have this event tried again."
+                f"{what} in a transaction of the worker's, which may hold other events too. "
+                "Nothing was rolled back. Use session.begin_nested() for a part that may fail, or "
+                "raise an error to have this event tried again."
             )
         # The first is the cause; what clean-up code tries afterwards is not.
         self.violation = self.violation or refusal

@@ -29,7 +29,15 @@ class ParkedRow(NamedTuple):
 
     entry: Entry
     attempts: int
+    """How often its handler was called for it."""
+    setbacks: int
+    """How often it was set aside, also without a call."""
     is_redriven: bool
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it failed since it was parked, so that nothing is tried together with it."""
+        return self.attempts > 0 or (self.setbacks > 0 and not self.is_redriven)
 
 
 class Look(NamedTuple):
@@ -43,9 +51,10 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """A failed attempt, and when to try again; None: not before somebody says so."""
+    """Why it is set aside, and when to try again; None: not before somebody says so."""
 
-    attempt: int
+    attempts: int
+    """How often its handler was called by now."""
     error: str
     delay_seconds: float | None
 
@@ -119,8 +128,8 @@ class Parked:
             },
         )
         return [
-            ParkedRow(decode_body(stream_name, position, body.encode()), attempts, is_redriven)
-            for position, body, attempts, is_redriven in rows
+            ParkedRow(decode_body(stream_name, position, body.encode()), *rest)
+            for position, body, *rest in rows
         ]
 
     def still_there(self, connection: Connection, consumer: str, batch: Batch) -> frozenset[int]:
@@ -233,9 +242,19 @@ class Parked:
         """A parked event is a dead letter from now on, and its key goes on."""
         worker.execute(self._sql["remove"], {"consumer": consumer, "position": position})
 
+    def begin_letter(self, worker: WorkerConnection, consumer: str, entry: Entry) -> str | None:
+        """Begin a transaction on a settled event. Returns its outcome; None: it is not settled."""
+        worker.begin(
+            self._sql["begin_letter"], {"consumer": consumer, "event_uuid": entry.event_uuid}
+        )
+        row = worker.first_row()
+        assert row is not None
+        outcome: str | None = row[0]
+        return outcome
+
     def declare_dead(self, worker: WorkerConnection, consumer: str, entry: Entry) -> None:
-        """An event that was settled before its attempt is a dead letter after all."""
-        worker.execute(
+        """An event that was settled before its attempt is a dead letter after all. Commits."""
+        worker.commit_after(
             self._sql["declare_dead"], {"consumer": consumer, "event_uuid": entry.event_uuid}
         )
 
@@ -252,7 +271,7 @@ def _setback(setback: Setback | None) -> dict[str, Any]:
     if setback is None:
         return {"attempts": 0, "delay_seconds": None, "held": False, "error": None, "host": None}
     return {
-        "attempts": setback.attempt,
+        "attempts": setback.attempts,
         "delay_seconds": setback.delay_seconds,
         "held": setback.delay_seconds is None,
         "error": setback.error,

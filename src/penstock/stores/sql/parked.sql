@@ -9,10 +9,12 @@ SELECT count(*) > 0, CASE WHEN count(*) <= %(keys_max)s THEN array_agg(key_hash)
 
 -- name: due
 -- The first event of each key whose time has come; with those that wait behind it, unless it has
--- failed before: then it is tried alone.
+-- failed before: then it is tried alone. What a redriven one went through was before its redrive.
 WITH head AS MATERIALIZED (
     SELECT p.key_hash, p.position,
-           CASE WHEN p.attempts = 0 AND %(in_order)s THEN %(count)s ELSE 1 END AS count
+           CASE WHEN %(in_order)s AND p.attempts = 0
+                     AND (p.history = '[]' OR p.operation_id IS NOT NULL)
+                THEN %(count)s ELSE 1 END AS count
       FROM events.parked_event p
      WHERE p.consumer = %(consumer)s AND p.next_attempt_at <= clock_timestamp()
        AND ((p.key_hash %% %(lanes)s) + %(lanes)s) %% %(lanes)s = %(lane)s
@@ -33,7 +35,8 @@ WITH head AS MATERIALIZED (
      ORDER BY next.position
      LIMIT %(count)s
 )
-SELECT p.position, p.entry, p.attempts, p.operation_id IS NOT NULL
+SELECT p.position, p.entry, p.attempts, jsonb_array_length(p.history),
+       p.operation_id IS NOT NULL
   FROM chosen JOIN events.parked_event p
     ON p.consumer = %(consumer)s AND p.position = chosen.position
  ORDER BY p.position
@@ -135,9 +138,11 @@ WITH parked AS MATERIALIZED (
 SELECT coalesce(position, 0), coalesce(depth - first_depth, 0), count FROM key
 
 -- name: postpone
--- Failed again: the next attempt, or none until somebody says so.
+-- Failed again: the next attempt, or none until somebody says so. Where that was no attempt, a
+-- redriven one is on its way as before.
 UPDATE events.parked_event
-   SET attempts = %(attempts)s, held = %(held)s, last_error = %(error)s, operation_id = NULL,
+   SET attempts = %(attempts)s, held = %(held)s, last_error = %(error)s,
+       operation_id = CASE WHEN attempts = %(attempts)s THEN operation_id END,
        next_attempt_at = CASE WHEN NOT %(held)s
             THEN clock_timestamp() + make_interval(secs => %(delay_seconds)s::float8) END,
        history = jsonb_path_query_array(history || jsonb_build_array(jsonb_build_object(
@@ -183,7 +188,23 @@ WITH removed AS (
 SELECT events.promote_parked(%(consumer)s, ARRAY(SELECT key_hash FROM removed),
                              ARRAY[%(position)s::bigint])
 
+-- name: begin_letter
+-- Always one row: what is written next is right only while the event counts as handled.
+SELECT (SELECT outcome FROM events.processed_event
+         WHERE consumer = %(consumer)s AND event_uuid = %(event_uuid)s
+           FOR UPDATE)
+
 -- name: declare_dead
--- Its checkpoint has passed before its attempt, and that attempt failed.
+-- Its checkpoint has passed before its attempt, and that attempt failed. It has one in the stream
+-- and one for each redrive, of which nothing but the operation is left by now.
+WITH redrive AS (
+    SELECT max(o.id) AS id, count(*) AS count
+      FROM events.operation_event e JOIN events.operation o ON o.id = e.operation_id
+     WHERE e.event_uuid = %(event_uuid)s AND e.consumer = %(consumer)s AND o.kind = 'redrive'
+), letter AS (
+    UPDATE events.dead_letter d SET operation_id = redrive.id, redrives = redrive.count
+      FROM redrive
+     WHERE d.consumer = %(consumer)s AND d.event_uuid = %(event_uuid)s AND redrive.count > 0
+)
 UPDATE events.processed_event SET outcome = 'dead', processed_at = clock_timestamp()
  WHERE consumer = %(consumer)s AND event_uuid = %(event_uuid)s
