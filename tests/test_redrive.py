@@ -18,6 +18,7 @@ from penstock.cli.redriving import parse_rate
 from penstock.core.wire import Entry
 from penstock.errors import ServerUnavailable, UsageError
 from penstock.ops import redriving as redriving_module
+from penstock.ops.consumers import Consumers
 from penstock.ops.redriving import (
     CHUNK_MAX,
     IN_FLIGHT_MAX,
@@ -30,7 +31,7 @@ from penstock.ops.redriving import (
 )
 from penstock.stores.dead_letters import Criteria
 from penstock.stores.identity import operator_id
-from penstock.stores.operations import Operation
+from penstock.stores.operations import Operation, Standing
 from tests.bookkeeper import BILL
 from tests.graveyard import Graveyard, Worker, working
 from tests.test_cli import SHOP, Penstock
@@ -123,6 +124,8 @@ def test_only_what_is_chosen_is_redriven(
         "moved": len(expected),
         "handled": len(expected),
         "failed": 0,
+        "discarded": 0,
+        "skipped": 0,
         "in_flight": 0,
         "taken_back": 0,
         "left_alone": 0,
@@ -205,6 +208,101 @@ def test_letters_that_are_buried_meanwhile_are_not_part_of_it(
         done = redrive(graveyard)
     assert done.tally == Tally(moved=30, in_flight=0, failed=1)
     assert graveyard.dead() == [7, 100]
+
+
+# ── what others do meanwhile ───────────────────────────────────────────────────────────────────
+
+
+def test_letters_that_somebody_discards_meanwhile_were_not_handled(
+    penstock: Penstock, graveyard: Graveyard, database_url: str
+) -> None:
+    ids = graveyard.bury(range(1, 31))
+
+    def discard() -> None:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            wait_until(lambda: len(graveyard.parked()) == 10, what="ten letters are in flight")
+            other = Operation(connection, "discard", {}, consumer=BILL, by="other", reason="no")
+            assert other.discard(ids) == 30
+
+    thread = threading.Thread(target=discard)
+    thread.start()
+    done = penstock(*REDRIVE, "--consumer", BILL, "--yes", code=1)
+    thread.join()
+    assert "0 handled, 0 failed, 10 discarded by others, 0 in flight" in done.stdout
+    assert set(graveyard.settled().values()) == {"discarded"}
+    (kept,) = graveyard.connection.execute(
+        "SELECT outcomes - 'at' FROM events.operation WHERE kind = 'redrive'"
+    ).fetchall()
+    assert kept == ({"handled": 0, "failed": 0, "discarded": 10, "skipped": 0, "in_flight": 0},)
+
+
+def test_what_has_failed_stays_failed_whatever_others_do_with_it(
+    graveyard: Graveyard, database_url: str
+) -> None:
+    ids = graveyard.bury([1, 2, 3, 4])
+    ours, theirs = moving(graveyard), moving(graveyard)
+    ours.move(ids)
+    worker = Worker(database_url, fails=lambda _position: True)
+    assert worker.step() == 4
+    assert ours.look() == Standing(failed=4)
+    assert theirs.discard(ids[:1]) == 1
+    theirs.move(ids[1:3])
+    assert ours.look() == Standing(failed=4)
+    assert worker.step() == 2
+    worker.close()
+    assert ours.look() == Standing(failed=4)
+    assert theirs.look() == Standing(failed=2)
+
+
+def test_a_failure_is_seen_though_the_letter_is_gone_at_the_next_look(
+    graveyard: Graveyard, database_url: str
+) -> None:
+    ids = graveyard.bury([1, 2])
+    ours, theirs = moving(graveyard), moving(graveyard)
+    ours.move(ids)
+    worker = Worker(database_url, fails=lambda position: position == 1)
+    assert worker.step() == 2
+    worker.close()
+    assert theirs.discard(ids[:1]) == 1
+    assert ours.look() == Standing(failed=1)
+
+
+def test_letters_that_go_with_their_consumer_were_not_handled(graveyard: Graveyard) -> None:
+    graveyard.bury([1, 2])
+    looks: list[Tally] = []
+
+    def forget(tally: Tally) -> None:
+        looks.append(tally)
+        if tally.in_flight:
+            Consumers(graveyard.connection).forget(BILL, with_dead_letters=True)
+
+    done = Redrive(graveyard.connection, Plan(criteria=Criteria(), by="me"), on_look=forget).run()
+    assert done.tally == Tally(moved=2, discarded=2)
+    assert not done.is_clean
+
+
+def test_events_that_are_passed_by_were_not_handled(graveyard: Graveyard) -> None:
+    operation = moving(graveyard)
+    operation.move(graveyard.bury([1, 2]))
+    # As a worker leaves an event whose key was shredded.
+    graveyard.connection.execute("UPDATE events.processed_event SET outcome = 'skipped'")
+    graveyard.connection.execute("DELETE FROM events.parked_event")
+    graveyard.connection.execute("DELETE FROM events.dead_letter")
+    assert operation.look() == Standing(skipped=2)
+    assert Tally(moved=2, skipped=2).handled == 0
+
+
+def test_a_failure_that_is_written_down_late_was_no_success(graveyard: Graveyard) -> None:
+    """Where events are handled at most once, they count as handled before they are tried."""
+    operation = moving(graveyard)
+    operation.move(graveyard.bury([1]))
+    letter = "UPDATE events.dead_letter SET operation_id = %s"
+    graveyard.connection.execute("UPDATE events.processed_event SET outcome = 'handled'")
+    graveyard.connection.execute("DELETE FROM events.parked_event")
+    assert operation.look() == Standing()
+    graveyard.connection.execute("UPDATE events.processed_event SET outcome = 'dead'")
+    graveyard.connection.execute(letter, (operation.id,))
+    assert operation.look() == Standing(failed=1)
 
 
 # ── order ──────────────────────────────────────────────────────────────────────────────────────
@@ -449,6 +547,21 @@ def test_when_nobody_takes_anything_that_is_said_once(
     )
     assert len(told) == 1
     assert expected in told[0]
+
+
+def test_who_would_handle_the_letters_of_a_replay_is_said(
+    graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redriving_module, "STALL_SECONDS", 0.05)
+    graveyard.connection.execute(
+        "UPDATE events.consumer SET replay_of = 'shop.bill', end_position = 9, operation_id = 1"
+    )
+    graveyard.bury([1])
+    told: list[str] = []
+    Redrive(graveyard.connection, Plan(criteria=Criteria(), by="me"), on_stall=told.append).run(
+        lambda: bool(told)
+    )
+    assert f"until `penstock replay --resume {BILL}` runs" in told[0]
 
 
 def test_a_lost_connection_is_explained(graveyard: Graveyard, database_url: str) -> None:

@@ -27,7 +27,7 @@ from penstock.stores.replays import NoStart, Replays
 from tests.bench_of_one import Workbench
 from tests.replay_app import CONSUMER, TABLES
 from tests.test_cli import Done, Penstock
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 ROOT = Path(__file__).parent.parent
 EVENTS = 40
@@ -217,6 +217,98 @@ def redrive_all(shop: Shop, count: int) -> None:
     ids = [number for (number,) in shop.ask("SELECT id FROM events.dead_letter")]
     assert operation.move(ids) == count
     operation.end("done")
+
+
+def test_a_redrive_and_the_resumed_replay_beside_it_both_come_to_their_end(
+    shop: Shop, penstock: Penstock
+) -> None:
+    """The redrive moves its letters in several goes, and between them there is nothing to do."""
+    shop.bad(*range(1, 16))
+    done = penstock(*START, "--from", "1", code=1)
+    shop.mend()
+    redrive = penstock.start("dlq", "redrive", "--consumer", NAME, "--rate", "10/s", "--yes")
+    try:
+        wait_until(lambda: bool(shop.ask("SELECT 1 FROM events.parked_event")), what="letters wait")
+        resumed = penstock(*REPLAY, "--resume", "again")
+        stdout, stderr = redrive.communicate(timeout=SOON_SECONDS)
+    finally:
+        redrive.kill()
+    assert f"is finished: {EVENTS} handled, 0 skipped, 0 parked, 0 dead" in resumed.stdout
+    assert "15 handled, 0 failed, 0 in flight" in stdout
+    assert redrive.returncode == 0, stderr
+    beside = f"`penstock replay --resume {NAME}` beside it"
+    assert f"`penstock dead-letters redrive --consumer {NAME}` with {beside}" in done.stderr
+    assert f"{NAME} is a replay: run `penstock replay --resume {NAME}` beside this" in stderr
+    assert shop.handled() == list(range(1, EVENTS + 1))
+    assert shop.rows_of_replays() == 0
+    # The record of the redrive outlives the replay's rows.
+    assert shop.ask(
+        "SELECT consumer, criteria ->> 'replay', events, ended_as"
+        "  FROM events.operation WHERE kind = 'redrive'"
+    ) == [(CONSUMER, NAME, 15, "done")]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("", True),
+        ("consumer = NULL", True),
+        ("consumer = 'shop.ship'", False),
+        ("ended_at = now()", False),
+        ("started_at = now() - interval '1 hour'", False),
+        (
+            "started_at = now() - interval '1 hour', outcomes = jsonb_build_object('at', now())",
+            True,
+        ),
+        ("outcomes = jsonb_build_object('at', now() - interval '1 hour')", False),
+    ],
+)
+def test_a_replay_awaits_a_redrive_that_is_alive(
+    shop: Shop, penstock: Penstock, change: str, expected: bool
+) -> None:
+    shop.bad(4)
+    penstock(*START, "--from", "1", "--to", "12", code=1)
+    assert not shop.books().look(NAME).has_work
+    Operation(shop.connection, "redrive", {}, consumer=NAME, by="me", reason="")
+    if change:
+        shop.connection.execute(
+            f"UPDATE events.operation SET {change} WHERE kind = 'redrive'".encode()  # noqa: S608
+        )
+    assert shop.books().look(NAME).has_work is expected
+
+
+def test_a_replay_that_has_work_again_goes_on(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.bad(4)
+    penstock(*START, "--from", "1", "--to", "12", code=1)
+    shop.mend()
+    work = Pipeline.run_replay
+
+    def rest_first(*arguments: Any, **named: Any) -> None:
+        """A redrive moves its letters right after the replay came to rest."""
+        monkeypatch.setattr(Pipeline, "run_replay", work)
+        redrive_all(shop, 1)
+
+    monkeypatch.setattr(Pipeline, "run_replay", rest_first)
+    assert "is finished: 12 handled" in penstock(*REPLAY, "--resume", "again").stdout
+
+
+def test_letters_on_their_way_are_no_matter_for_an_operator(
+    shop: Shop, penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.bad(4)
+    penstock(*START, "--from", "1", "--to", "12", code=1)
+    redrive_all(shop, 1)
+
+    def pause(*_: Any, **__: Any) -> None:
+        shop.books().pause(NAME, by="me")
+
+    monkeypatch.setattr(Pipeline, "run_replay", pause)
+    said = penstock(*REPLAY, "--resume", "again", code=130)
+    assert "1 parked, 0 dead" in said.stdout
+    assert f"`penstock replay --resume {NAME}` continues it." in said.stderr
+    assert "dead-letters" not in said.stderr
 
 
 # ── asking first ───────────────────────────────────────────────────────────────────────────────

@@ -54,6 +54,7 @@ from penstock.ops.redriving import (
     require_redrivable,
     require_rehearsable,
 )
+from penstock.ops.replays import ReplayBooks
 from penstock.stores.dead_letters import Criteria, DeadLetters, Group
 from penstock.stores.identity import operator_id
 
@@ -88,7 +89,10 @@ def redrive(
     yes: Yes = False,
     json_output: Json = False,
 ) -> None:
-    """Give dead letters one more attempt by running workers. Exit 1: some failed again."""
+    """Give dead letters one more attempt by running workers.
+
+    Exit 1: some failed again, or were discarded by somebody else before their attempt.
+    """
     request = replace(request, references=tuple(references or ()))
     require_criterion(request, everything=redrive_all)
     invocation = invocation_of(context)
@@ -152,7 +156,19 @@ def _carry_out(invocation: Invocation, connection: psycopg.Connection[Any], aske
     else:
         require_redrivable(letters, consumers_of(groups), force=asked.force)
         confirm(_announced(groups, plan.limit), yes=asked.yes)
+        _tell_of_replays(ReplayBooks(connection, schema), consumers_of(groups))
         _tell(_drive(connection, plan, schema, groups), json_output=asked.json_output)
+
+
+def _tell_of_replays(books: ReplayBooks, consumers: Sequence[str]) -> None:
+    """No worker of `penstock run` serves a replay."""
+    for progress in books.all():
+        name = progress.replay.name
+        if name in consumers and not progress.workers:
+            print_note(
+                f"{name} is a replay: run `penstock replay --resume {name}` beside this, in "
+                "another terminal. It handles the letters, and ends when this has ended."
+            )
 
 
 # ── for real ───────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +186,8 @@ def _drive(
         task = bar.add_task("", total=total if plan.limit is None else min(total, plan.limit))
 
         def show(tally: Tally) -> None:
-            bar.update(task, completed=tally.handled + tally.failed, description=_described(tally))
+            over = tally.moved - tally.in_flight
+            bar.update(task, completed=over, description=_described(tally))
 
         return Redrive(connection, plan, schema, on_look=show, on_stall=print_note).run(
             is_interrupted
@@ -178,7 +195,12 @@ def _drive(
 
 
 def _described(tally: Tally) -> str:
-    return f"{tally.handled:,} handled, {tally.failed:,} failed, {tally.in_flight:,} in flight"
+    discarded = f", {tally.discarded:,} discarded by others" if tally.discarded else ""
+    skipped = f", {tally.skipped:,} skipped" if tally.skipped else ""
+    return (
+        f"{tally.handled:,} handled, {tally.failed:,} failed{discarded}{skipped}, "
+        f"{tally.in_flight:,} in flight"
+    )
 
 
 def _tell(done: Redriven, *, json_output: bool) -> None:
@@ -204,7 +226,7 @@ def _tell(done: Redriven, *, json_output: bool) -> None:
                 f"were taken back before their attempt, {done.tally.in_flight:,} are in workers' "
                 "hands. Mend the handler, then run the same command."
             )
-    if done.tally.failed or done.ended_as == "stopped":
+    if not done.is_clean:
         raise typer.Exit(EXIT_NO)
 
 

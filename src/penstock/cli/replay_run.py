@@ -37,19 +37,37 @@ def run_replay(invocation: Invocation, replay: Replay, *, json_output: bool) -> 
         f"{replay.name} delivers {replay.stream_name} {replay.first}..{replay.last} again to "
         f"{replay.original}. Ctrl-C pauses it."
     )
-    was_told = _work(invocation, replay)
-    with invocation.connect("replay") as connection:
-        books = ReplayBooks(connection, invocation.settings.schema)
+    while True:
+        was_told = _work(invocation, replay)
+        with invocation.connect("replay") as connection:
+            books = ReplayBooks(connection, invocation.settings.schema)
+            progress = books.look(replay.name)
+            # Right after it came to rest somebody may have redriven some of its letters.
+            if was_told or not progress.has_work:
+                patience_seconds = 2 * invocation.settings.lease_seconds
+                code = _end(books, progress, patience_seconds, was_told, json_output=json_output)
+                raise typer.Exit(code)
+
+
+def _end(
+    books: ReplayBooks,
+    progress: ReplayProgress,
+    patience_seconds: float,
+    was_told: bool,
+    *,
+    json_output: bool,
+) -> int:
+    """Write down what became of it, and say so. Returns the exit code."""
+    replay = progress.replay
+    if progress.state is ReplayState.FINISHED:
+        tally = _finish(books, replay, patience_seconds)
+        _tell(progress, tally, json_output=json_output)
+        return EXIT_NO if tally.dead else 0
+    if was_told:
+        books.pause(replay.name, by=operator_id(), reason=INTERRUPTED)
         progress = books.look(replay.name)
-        if progress.state is ReplayState.FINISHED:
-            tally = _finish(books, replay, 2 * invocation.settings.lease_seconds)
-            _tell(progress, tally, json_output=json_output)
-            raise typer.Exit(EXIT_NO if tally.dead else 0)
-        if was_told:
-            books.pause(replay.name, by=operator_id(), reason=INTERRUPTED)
-        progress = books.look(replay.name)
-        _tell(progress, books.tally(replay.name), json_output=json_output)
-    raise typer.Exit(EXIT_NO if progress.state is ReplayState.HELD else EXIT_INTERRUPTED)
+    _tell(progress, books.tally(replay.name), json_output=json_output)
+    return EXIT_NO if progress.state is ReplayState.HELD else EXIT_INTERRUPTED
 
 
 def _work(invocation: Invocation, replay: Replay) -> bool:
@@ -87,7 +105,8 @@ def _work(invocation: Invocation, replay: Replay) -> bool:
 def _described(progress: ReplayProgress) -> str:
     waiting = f", {progress.parked:,} parked" if progress.parked else ""
     dead = f", {progress.dead:,} dead" if progress.dead else ""
-    return f"positions{waiting}{dead}"
+    redrive = ", awaiting a redrive" if progress.dead and progress.is_redriven else ""
+    return f"positions{waiting}{dead}{redrive}"
 
 
 def _finish(books: ReplayBooks, replay: Replay, patience_seconds: float) -> ReplayTally:
@@ -130,11 +149,12 @@ def _tell(progress: ReplayProgress, tally: ReplayTally, *, json_output: bool) ->
         )
     if is_being_cancelled:
         return
-    if progress.dead:
-        print_note(
-            f"`penstock dead-letters list --consumer {replay.name}` shows the dead letters. "
-            f"Redrive or discard them, then `penstock replay --resume {replay.name}`; or give them "
-            f"up with `penstock replay cancel {replay.name}`."
-        )
-    elif state is not ReplayState.FINISHED:
+    if state not in (ReplayState.FINISHED, ReplayState.HELD):
         print_note(f"`penstock replay --resume {replay.name}` continues it.")
+    elif progress.dead:
+        print_note(
+            f"`penstock dead-letters list --consumer {replay.name}` shows the dead letters. For "
+            f"one more attempt start `penstock dead-letters redrive --consumer {replay.name}` with "
+            f"`penstock replay --resume {replay.name}` beside it, in another terminal. Or discard "
+            f"them, then resume it; or give it up with `penstock replay cancel {replay.name}`."
+        )

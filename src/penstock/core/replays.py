@@ -81,6 +81,8 @@ class ReplayProgress:
     pause_reason: str | None = None
     is_cancelled: bool = False
     """Somebody has begun to delete it, and has not come to the end."""
+    is_redriven: bool = False
+    """A redrive is at work that may still bring back some of its dead letters."""
 
     @property
     def total(self) -> int:
@@ -101,8 +103,11 @@ class ReplayProgress:
 
     @property
     def has_work(self) -> bool:
-        """Whether its lanes have, or will have, something to do."""
-        return self.state in (ReplayState.RUNNING, ReplayState.INTERRUPTED)
+        """Whether its lanes have, or may soon have, something to do."""
+        if self.state is ReplayState.PAUSED:
+            return False
+        is_at_rest = self.state in (ReplayState.FINISHED, ReplayState.HELD)
+        return not is_at_rest or (self.is_redriven and self.dead > 0)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""

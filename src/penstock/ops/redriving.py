@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from penstock.core.options import Guarantee
 from penstock.core.wire import Entry
 from penstock.errors import MalformedEntry, OperationRefused
 from penstock.ops.dead_letters import Walk, reporting_loss
-from penstock.ops.status import ConsumerState, read_status
+from penstock.ops.status import ConsumerState, ConsumerStatus, read_status
 from penstock.stores.dead_letters import Criteria, DeadLetters, Letter, State
 from penstock.stores.operations import End, Operation
 from penstock.stores.queries import DEFAULT_SCHEMA
@@ -24,6 +25,7 @@ CHUNK_MAX = 1000
 IN_FLIGHT_MAX = 5000
 """How many letters may be on their way at once."""
 LOOK_SECONDS = 0.05
+NOTE_SECONDS = 1.0
 STALL_SECONDS = 10.0
 REHEARSALS_MAX = 100
 RATE_BURST_SECONDS = 0.2
@@ -42,11 +44,30 @@ class Tally:
     moved: int = 0
     in_flight: int = 0
     failed: int = 0
+    discarded: int = 0
+    """By others, or forgotten together with their consumer."""
+    skipped: int = 0
+    """Passed by, since there is nothing left in them to handle."""
 
     @property
     def handled(self) -> int:
-        """Moved, and neither on the way nor dead again."""
-        return max(0, self.moved - self.in_flight - self.failed)
+        """Moved, and nothing else became of them."""
+        others = self.in_flight + self.failed + self.discarded + self.skipped
+        return max(0, self.moved - others)
+
+    def as_json(self) -> dict[str, int]:
+        """What became of those that were moved."""
+        return {
+            "handled": self.handled,
+            "failed": self.failed,
+            "discarded": self.discarded,
+            "skipped": self.skipped,
+            "in_flight": self.in_flight,
+        }
+
+    def after_moving(self, count: int) -> Tally:
+        """The same with so many more on their way, or fewer."""
+        return replace(self, moved=self.moved + count, in_flight=self.in_flight + count)
 
     def room(self, stop_after: int) -> int:
         """How many letters may follow: as many as were handled, and a few to begin with."""
@@ -110,15 +131,18 @@ class Redriven:
     left_alone: int
     """Letters that were on their way already, in other hands, or gone."""
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether it came to its end, and all that it moved was handled or passed by."""
+        return self.ended_as == "done" and not (self.tally.failed or self.tally.discarded)
+
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "operation_id": self.operation_id,
             "ended_as": self.ended_as,
             "moved": self.tally.moved,
-            "handled": self.tally.handled,
-            "failed": self.tally.failed,
-            "in_flight": self.tally.in_flight,
+            **self.tally.as_json(),
             "taken_back": self.taken_back,
             "left_alone": self.left_alone,
         }
@@ -137,6 +161,7 @@ class Redrive:
     _streak: int = 0
     _left_alone: int = 0
     _changed_at: float = 0.0
+    _noted_at: float = -math.inf
     _has_told: bool = False
 
     def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> Redriven:
@@ -158,6 +183,7 @@ class Redrive:
             ended_as = self._drive(operation, walk, is_interrupted)
             taken_back = self._take_back(operation) if ended_as == "stopped" else 0
             self._look(operation)
+            operation.note(self._tally.as_json())
             operation.end(ended_as, self._tally.failed)
         return Redriven(operation.id, ended_as, self._tally, taken_back, self._left_alone)
 
@@ -184,25 +210,25 @@ class Redrive:
         moved = operation.move(ids)
         pace.spend(moved)
         self._left_alone += len(ids) - moved
-        self._tally = Tally(
-            self._tally.moved + moved, self._tally.in_flight + moved, self._tally.failed
-        )
+        self._tally = self._tally.after_moving(moved)
         return True
 
     def _look(self, operation: Operation) -> None:
-        before, self._tally = self._tally, Tally(self._tally.moved, *operation.tally())
+        before, self._tally = self._tally, Tally(self._tally.moved, *operation.look())
         self._streak = failures_in_a_row(before, self._tally, self._streak)
-        if (before.handled, before.failed) != (self._tally.handled, self._tally.failed):
-            self._changed_at = time.monotonic()
+        now = time.monotonic()
+        if self._tally != before:
+            self._changed_at = now
+        if now - self._noted_at >= NOTE_SECONDS:
+            self._noted_at = now
+            operation.note(self._tally.as_json())
         self.on_look(self._tally)
 
     def _take_back(self, operation: Operation) -> int:
         taken_back = 0
         while taken := operation.take_back(CHUNK_MAX):
             taken_back += taken
-            self._tally = Tally(
-                self._tally.moved - taken, self._tally.in_flight - taken, self._tally.failed
-            )
+            self._tally = self._tally.after_moving(-taken)
         return taken_back
 
     def _tell_of_stall(self) -> None:
@@ -215,7 +241,7 @@ class Redrive:
         consumers = read_status(self.connection, self.schema).consumers
         asked = self.plan.criteria.consumer
         idle = [
-            f"{consumer.name} is {consumer.state.value}"
+            f"{consumer.name} is {consumer.state.value}{_who_would_serve(consumer)}"
             for consumer in consumers
             if consumer.state is not ConsumerState.RUNNING and asked in (None, consumer.name)
         ]
@@ -226,6 +252,12 @@ class Redrive:
             "(`penstock parked list`), or while its handler runs."
         )
         return f"Nothing was handled for {STALL_SECONDS:g} s. {cause} Going on to wait."
+
+
+def _who_would_serve(consumer: ConsumerStatus) -> str:
+    if consumer.replay_of is None:
+        return ""
+    return f", until `penstock replay --resume {consumer.name}` runs"
 
 
 def movable(criteria: Criteria) -> Criteria:

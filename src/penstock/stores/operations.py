@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import psycopg
@@ -26,6 +29,16 @@ class InHand:
 
     consumer: str
     position: int
+
+
+class Standing(NamedTuple):
+    """What is on its way, and what became of the rest, unless it was handled."""
+
+    in_flight: int = 0
+    failed: int = 0
+    discarded: int = 0
+    """By others, or forgotten together with their consumer."""
+    skipped: int = 0
 
 
 class _Place(NamedTuple):
@@ -79,10 +92,18 @@ class Operation:
         ).fetchone()
         assert begun is not None
         self.id = int(begun[0])
+        self._on_the_way = set[tuple[str, str]]()
+        """Consumer and event of what was moved, as far as nobody saw what became of it."""
+        self._became = Counter[str]()
 
     def end(self, ended_as: End, failed: int = 0) -> None:
         """Say that it is over."""
         self._run("end_operation", operation_id=self.id, ended_as=ended_as, failed=failed)
+
+    def note(self, outcomes: dict[str, int]) -> None:
+        """Say how it stands."""
+        values = {"failed": outcomes["failed"], "outcomes": json.dumps(outcomes)}
+        self._run("note_outcomes", operation_id=self.id, **values)
 
     # ── redrive ────────────────────────────────────────────────────────────────────────────────
 
@@ -91,11 +112,17 @@ class Operation:
 
         Left alone is what is on its way already, what somebody else works on, and what is gone.
         """
-        with self._changing():
+        with self._chunk():
             letters = [_Place(*row) for row in self._run("lock_letters", ids=list(ids))]
-            return sum(self._move(name, own) for name, own in _by_consumer(letters))
+            moved = [
+                (name, letter.event_uuid)
+                for name, own in _by_consumer(letters)
+                for letter in self._move(name, own)
+            ]
+        self._on_the_way.update(moved)
+        return len(moved)
 
-    def _move(self, consumer: str, letters: Sequence[_Place]) -> int:
+    def _move(self, consumer: str, letters: Sequence[_Place]) -> Sequence[_Place]:
         marked = self._run("mark_parked", consumer=consumer, event_uuids=_uuids(letters))
         dead = {event_uuid for (event_uuid,) in marked}
         # Held ones first: those that are put in behind them see that they are tried.
@@ -106,26 +133,50 @@ class Operation:
         moved_uuids = dead | held
         moved = [letter for letter in letters if letter.event_uuid in moved_uuids]
         self._touch(consumer, moved)
-        return len(moved)
+        return moved
 
     def _release_held(self, consumer: str, letters: Sequence[_Place]) -> set[str]:
         chosen = {"consumer": consumer, "positions": _positions(letters)}
         return {row[0] for row in self._run("release_held", **chosen, operation_id=self.id)}
 
     def tally(self) -> tuple[int, int]:
-        """How many letters are on their way, and how many failed again."""
+        """How many letters are on their way, and how many are dead again by this redrive."""
         row = self._run("tally", operation_id=self.id).fetchone()
         assert row is not None
         return row[0], row[1]
 
+    def look(self) -> Standing:
+        """What became of the letters so far; what has failed once stays among the failed."""
+        in_flight, dead = self.tally()
+        if in_flight != len(self._on_the_way):
+            self._see_what_became()
+        became = self._became
+        # Where events are handled at most once, failures are written down after they were settled.
+        failed = max(became["failed"], dead)
+        return Standing(len(self._on_the_way), failed, became["discarded"], became["skipped"])
+
+    def _see_what_became(self) -> None:
+        still = set(self._run("on_the_way", operation_id=self.id).fetchall())
+        with self._chunk():
+            for consumer, events in groupby(sorted(self._on_the_way - still), key=itemgetter(0)):
+                rows = self._run(
+                    "outcomes",
+                    consumer=consumer,
+                    event_uuids=array(event_uuid for _, event_uuid in events),
+                    operation_id=self.id,
+                )
+                self._became.update(dict(rows.fetchall()))
+        self._on_the_way &= still
+
     def take_back(self, count: int) -> int:
         """Make letters that no worker has in hand what they were. Returns how many that were."""
-        with self._changing():
+        with self._chunk():
             rows = self._run("lock_waiting", operation_id=self.id, count=count)
             waiting = [_Waiting(*row) for row in rows]
             for consumer, events in _by_consumer(waiting):
                 self._take_back(consumer, events)
-            return len(waiting)
+        self._on_the_way -= {(event.consumer, event.event_uuid) for event in waiting}
+        return len(waiting)
 
     def _take_back(self, consumer: str, events: Sequence[_Waiting]) -> None:
         held = [event for event in events if event.was_held]
@@ -143,7 +194,7 @@ class Operation:
 
         Nothing is changed where one of them is.
         """
-        with self._changing():
+        with self._chunk():
             letters = [_Place(*row) for row in self._run("read_places", ids=list(ids))]
             if (in_hand := self._lock_all(letters)) is not None:
                 return in_hand
@@ -177,7 +228,7 @@ class Operation:
 
     def release(self, consumer: str, positions: Sequence[int]) -> int:
         """Make parked events due now. Returns how many; those in a worker's hands are not."""
-        with self._changing():
+        with self._chunk():
             rows = self._run(
                 "release_waiting", consumer=consumer, positions=list(positions)
             ).fetchall()
@@ -214,7 +265,8 @@ class Operation:
         )
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _chunk(self) -> Iterator[None]:
+        """A transaction whose plans go by keys."""
         with self._connection.transaction():
             self._run("prepare", lock_timeout=f"{LOCK_SECONDS:g}s")
             yield

@@ -16,6 +16,9 @@ from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 Connection = psycopg.Connection[Any]
 End = Literal["done", "cancelled"]
 
+REDRIVE_ALIVE_SECONDS = 15.0
+"""How long a redrive counts as alive that says nothing: it may wait for a lock that long."""
+
 
 class Replays:
     """Replays in the table `consumer`; callers bring their connections."""
@@ -68,15 +71,17 @@ class Replays:
 
     def all(self, connection: Connection) -> list[ReplayProgress]:
         """Every replay that is in the books, the oldest first."""
-        rows = connection.execute(self._sql["progress"], {"name": None}).fetchall()
-        return [_progress(row) for row in rows]
+        return [_progress(row) for row in self._read_progress(connection, None)]
 
     def progress(self, connection: Connection, name: str) -> ReplayProgress:
         """How far a replay is. Raises ConsumerUnknown where it is not in the books any more."""
-        row = connection.execute(self._sql["progress"], {"name": name}).fetchone()
-        if row is None:
-            raise _gone(name)
-        return _progress(row)
+        for row in self._read_progress(connection, name):
+            return _progress(row)
+        raise _gone(name)
+
+    def _read_progress(self, connection: Connection, name: str | None) -> list[tuple[Any, ...]]:
+        parameters = {"name": name, "redrive_seconds": REDRIVE_ALIVE_SECONDS}
+        return connection.execute(self._sql["progress"], parameters).fetchall()
 
     def tally(self, connection: Connection, name: str) -> ReplayTally:
         """What became of its events so far."""
@@ -138,7 +143,8 @@ def _gone(name: str) -> ConsumerUnknown:
 
 def _progress(row: tuple[Any, ...]) -> ReplayProgress:
     name, original, stream_name, first, last, operation_id, by, started_at, *rest = row
-    is_paused, workers, checkpoint, passed, parked, due, dead, pause_reason, is_cancelled = rest
+    is_paused, workers, checkpoint, passed, parked, due, dead, *rest = rest
+    pause_reason, is_cancelled, is_redriven = rest
     return ReplayProgress(
         replay=Replay(
             name=name, original=original, stream_name=stream_name, first=first, last=last
@@ -155,4 +161,5 @@ def _progress(row: tuple[Any, ...]) -> ReplayProgress:
         dead=dead,
         pause_reason=pause_reason,
         is_cancelled=is_cancelled,
+        is_redriven=is_redriven,
     )

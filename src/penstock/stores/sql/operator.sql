@@ -226,8 +226,20 @@ DELETE FROM events.effect WHERE consumer = %(consumer)s
 DELETE FROM events.operation_event WHERE consumer = %(consumer)s
 
 -- name: forget_operation
--- There is nothing left that they were done to.
-DELETE FROM events.operation WHERE consumer = %(consumer)s
+-- There is nothing left that they were done to. What was done to a replay stays on record with the
+-- consumer that it was for, as the replay itself does.
+WITH replay AS (
+    SELECT c.name, c.replay_of FROM events.consumer c
+     WHERE c.name = %(consumer)s AND c.replay_of IS NOT NULL
+), kept AS (
+    UPDATE events.operation o
+       SET consumer = replay.replay_of,
+           criteria = o.criteria || jsonb_build_object('replay', replay.name)
+      FROM replay
+     WHERE o.consumer = replay.name
+)
+DELETE FROM events.operation
+ WHERE consumer = %(consumer)s AND NOT EXISTS (SELECT 1 FROM replay)
 
 -- name: forget_worker
 -- Rows of dead workers.

@@ -14,6 +14,13 @@ UPDATE events.operation
    SET ended_at = clock_timestamp(), ended_as = %(ended_as)s, failed = %(failed)s
  WHERE id = %(operation_id)s
 
+-- name: note_outcomes
+-- How it stands, and when that was: by its time whoever has to wait for it sees that it is alive.
+UPDATE events.operation
+   SET failed = %(failed)s,
+       outcomes = %(outcomes)s::jsonb || jsonb_build_object('at', clock_timestamp())
+ WHERE id = %(operation_id)s
+
 -- name: prepare
 -- An operator does not wait for a hung worker.
 SELECT set_config('lock_timeout', %(lock_timeout)s, true),
@@ -109,6 +116,35 @@ SELECT d.consumer, d.stream_name, d.position, d.event_uuid, d.key_hash, d.entry,
 SELECT (SELECT count(*) FROM events.parked_event p
          WHERE p.operation_id = %(operation_id)s AND NOT p.held),
        (SELECT count(*) FROM events.dead_letter d WHERE d.operation_id = %(operation_id)s)
+
+-- name: on_the_way
+-- Which those are.
+SELECT consumer, event_uuid::text FROM events.parked_event
+ WHERE operation_id = %(operation_id)s AND NOT held
+
+-- name: outcomes
+-- What became of events that are on their way no more. One that failed is a letter again, or was
+-- until somebody else took it: the trail tells. One without a row went with its consumer; if that
+-- was a replay which came to its end, nothing of it was left to do. OFFSET 0 keeps the planner
+-- from reading the whole trail.
+SELECT CASE WHEN e.outcome = 'handled' THEN e.outcome
+            WHEN e.outcome IN ('dead', 'parked') OR EXISTS (
+                 SELECT 1 FROM events.trail t
+                  WHERE t.event_uuid = e.event_uuid AND t.consumer = %(consumer)s
+                    AND t.step = 'buried' AND t.operation_id = %(operation_id)s
+                 OFFSET 0) THEN 'failed'
+            WHEN e.outcome IS NOT NULL THEN e.outcome
+            WHEN (SELECT r.ended_as FROM events.operation r
+                   WHERE r.kind = 'replay' AND r.criteria ->> 'replay' = %(consumer)s
+                   ORDER BY r.id DESC LIMIT 1) = 'done' THEN 'handled'
+            ELSE 'discarded' END,
+       count(*)
+  FROM (SELECT u.event_uuid,
+               (SELECT p.outcome FROM events.processed_event p
+                 WHERE p.consumer = %(consumer)s AND p.event_uuid = u.event_uuid) AS outcome
+          FROM unnest(%(event_uuids)s::uuid[]) AS u(event_uuid)
+        OFFSET 0) AS e
+ GROUP BY 1
 
 -- name: lock_waiting
 -- Whatever no worker has in hand. A row that is older than the redrive was held before it. The

@@ -37,13 +37,15 @@ UPDATE events.operation
 SELECT outcomes FROM events.operation WHERE id = %(operation_id)s
 
 -- name: progress
--- All replays, or one. A lane without a row has passed nothing yet.
+-- All replays, or one. A lane without a row has passed nothing yet. A redrive that was killed has
+-- no end, and one that is at work says how it stands every second; which letters it will come to
+-- is known to itself alone, unless it is about one consumer.
 SELECT c.name, c.replay_of, c.stream_name, c.start_position, c.end_position, c.operation_id,
        o.requested_by, o.started_at, c.paused_at IS NOT NULL, workers.alive,
        CASE WHEN lane.count < c.lanes THEN c.start_position - 1 ELSE lane.checkpoint END,
        lane.passed / c.lanes, parked.count, parked.due,
        (SELECT count(*) FROM events.dead_letter d WHERE d.consumer = c.name),
-       c.pause_reason, coalesce(o.ended_as = 'cancelled', false)
+       c.pause_reason, coalesce(o.ended_as = 'cancelled', false), redrive.is_alive
   FROM events.consumer c
   JOIN events.operation o ON o.id = c.operation_id
  CROSS JOIN LATERAL (
@@ -61,6 +63,13 @@ SELECT c.name, c.replay_of, c.stream_name, c.start_position, c.end_position, c.o
        SELECT count(*) AS count, count(p.next_attempt_at) AS due
          FROM events.parked_event p WHERE p.consumer = c.name
        ) AS parked
+ CROSS JOIN LATERAL (
+       SELECT count(*) > 0 AS is_alive FROM events.operation r
+        WHERE r.kind = 'redrive' AND r.ended_at IS NULL
+          AND (r.consumer = c.name OR r.consumer IS NULL)
+          AND coalesce((r.outcomes ->> 'at')::timestamptz, r.started_at)
+              > clock_timestamp() - make_interval(secs => %(redrive_seconds)s)
+       ) AS redrive
  WHERE c.replay_of IS NOT NULL AND (%(name)s::text IS NULL OR c.name = %(name)s)
  ORDER BY o.started_at, c.name
 
