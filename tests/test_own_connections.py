@@ -82,8 +82,10 @@ FORKING = """
 import os, sys
 from sqlalchemy import text
 from penstock import Pipeline
+from penstock.stores.kms import kms_for
 
 pipeline = Pipeline("shop", database_url=sys.argv[1], redis_url=None)
+kms = kms_for("alias/shop")
 
 def backend():
     with pipeline.engine.connect() as connection:
@@ -92,7 +94,7 @@ def backend():
 mine = backend()
 child = os.fork()
 if child == 0:
-    os._exit(0 if backend() != mine else 1)
+    os._exit(0 if backend() != mine and kms_for("alias/shop") is not kms else 1)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, "the child talks on its parent's connection"
 assert backend() == mine, "the parent's connection was closed"

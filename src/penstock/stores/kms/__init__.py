@@ -6,6 +6,7 @@ a key file on this machine, for development.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import Final
 
@@ -40,3 +41,7 @@ def kms_for(kms_key_id: str) -> Kms:
         f"{kms_key_id!r} is no key that data keys can be wrapped with. Write arn:aws:kms:…, "
         "alias/NAME or aws:KEY-ID for AWS KMS, or file:/path for a key file in development."
     )
+
+
+# Two processes on one connection would get each other's answers.
+os.register_at_fork(after_in_child=kms_for.cache_clear)
