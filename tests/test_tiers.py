@@ -16,6 +16,7 @@ from penstock.core.events import StreamEvent
 from penstock.core.wire import encode_entry
 from penstock.pipeline import publisher as publisher_module
 from penstock.pipeline import reader as readers
+from penstock.pipeline.lane import BROWNOUT_POLL_SECONDS
 from penstock.stores.mac_keys import MacKeyTable
 from penstock.stores.redis_log import FIELD
 from penstock.stores.servers import EmbeddedValkey
@@ -115,7 +116,7 @@ def test_a_poisoned_id_neither_blocks_nor_busies_a_reader(bench: Workbench, clie
         consumer.wait(threading.Event())
         run_until_idle(consumer)
     assert len(gaps) == 1
-    assert consumer._window.is_polling
+    assert consumer._window.is_polling(consumer._cursor)
     published(bench, 2)
     drive(consumer, lambda: len(effects(bench)) == 5)
     assert hot_ids(bench.settings.redis_url or "", "orders") == ids(4, 5)
@@ -387,3 +388,41 @@ def test_far_behind_the_log_a_reader_asks_it_once(bench: Workbench, client: Any)
     gaps = [signal for signal in told if isinstance(signal, signals.GapFound)]
     assert [(gap.position, gap.reason) for gap in gaps] == [(1, "the hot log goes on at 31")]
     assert len(told) == 4
+
+
+def test_what_an_empty_log_has_lost_is_not_asked_for_batch_by_batch(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(bench, 40)
+    client.delete(log_key("orders"))
+    monkeypatch.setattr(readers, "HEAD_CHECK_SECONDS", 0.05)
+    with heard(signals.GapFound, signals.WarmTierRead) as told:
+        drive(bench.consumer(note, batch_size=10), lambda: len(effects(bench)) == 40)
+    assert effects(bench) == list(range(1, 41))
+    gaps = [signal for signal in told if isinstance(signal, signals.GapFound)]
+    assert [(gap.position, gap.reason) for gap in gaps] == [(1, "it is not in the hot log")]
+
+
+class Rests(threading.Event):
+    """Somebody is to wait for it, and does not have to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
+
+
+def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
+    bench: Workbench, client: Any
+) -> None:
+    consumer = bench.consumer(note, lanes=2)
+    published(bench, 6)
+    consumer._window.read(1, after=5, count=1, wait_seconds=0.0)
+    client.delete(log_key("orders"))
+    rests = Rests()
+    assert consumer.step().is_idle
+    consumer.wait(rests)
+    assert rests.seconds == [BROWNOUT_POLL_SECONDS]

@@ -12,6 +12,8 @@ NEVER = float("inf")
 # How likely an actor is interrupted where it calls a model; otherwise it goes on at once.
 SWITCH_SHARE = 0.3
 TURN_SECONDS = 0.05
+# Whoever calls models so often and never sleeps is busy for nothing: there is not that much to do.
+RESTLESS_CALLS_MAX = 150
 
 
 class Killed(BaseException):
@@ -33,12 +35,14 @@ class Process:
 class Actor:
     """One thread of a process."""
 
-    __slots__ = ("greenlet", "name", "process", "wake_at")
+    __slots__ = ("calls", "greenlet", "name", "process", "wake_at")
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
         self.process = process
         self.wake_at = 0.0
+        self.calls = 0
+        """Of models, since it slept."""
         self.greenlet: greenlet
 
     @property
@@ -115,6 +119,9 @@ class Machine:
             return
         if actor.process.is_dead:
             raise Killed
+        actor.calls += 1
+        if actor.calls == RESTLESS_CALLS_MAX:
+            self.violate(f"{actor.name} of {actor.process.name} does not rest")
         if self.dice() < self.switch_share:
             self._hub.switch()
 
@@ -124,6 +131,7 @@ class Machine:
         assert actor is not None, "only actors sleep"
         if actor.process.is_dead:
             raise Killed
+        actor.calls = 0
         actor.wake_at = self.now + seconds
         self._hub.switch()
 

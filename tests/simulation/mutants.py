@@ -12,6 +12,7 @@ from penstock.core.wire import Entry
 from penstock.errors import MalformedEntry
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.reader import Stretch, TierReader
+from penstock.pipeline.window import StreamWindow
 from penstock.stores.queries import Queries
 from tests.simulation import inbox_statements, lease_statements, log_statements, parked_statements
 from tests.simulation.database import (
@@ -144,6 +145,11 @@ def reader_without_a_gap_check() -> AbstractContextManager[Any]:
     return patch.object(TierReader, "_decode_hot", decode)
 
 
+def lane_that_never_rests() -> AbstractContextManager[Any]:
+    """Behind the others it asks again and again for what a log has lost."""
+    return patch.object(StreamWindow, "is_polling", lambda self, _: self._ahead.is_polling)
+
+
 def reader_without_signatures() -> AbstractContextManager[Any]:
     """Anybody who can write to Redis is believed."""
     return patch.object(MacKeys, "is_signed", lambda *_, **__: True)
@@ -187,6 +193,7 @@ MUTANTS: dict[str, Mutant] = {
         numbering_behind_a_watermark,
         successors_that_overtake,
         reader_without_a_gap_check,
+        lane_that_never_rests,
         reader_without_signatures,
         epoch_that_starts_at_the_highest_checkpoint,
         parked_key_that_is_not_passed_on,

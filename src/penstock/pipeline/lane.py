@@ -134,7 +134,7 @@ class Lane:
             return
         if scan.through > self._cursor:
             self._ahead = scan
-        elif self._window.is_polling:
+        elif self._window.is_polling(self._cursor):
             stop.wait(min(BROWNOUT_POLL_SECONDS, self._parking.due_seconds))
 
     def close(self) -> None:

@@ -215,9 +215,12 @@ class TierReader:
         if now - self._head_checked_at < HEAD_CHECK_SECONDS:
             return False
         self._head_checked_at = now
-        was_seen_before = self._head_seen > after
-        self._head_seen = self._warm_tier.head()
-        return was_seen_before
+        seen, self._head_seen = self._head_seen, self._warm_tier.head()
+        if seen <= after:
+            return False
+        # So is all that was seen then: nobody need ask the log for it again.
+        self._hot_from = seen + 1
+        return True
 
     def _read_below(self, after: int, count: int) -> Stretch:
         """What the tiers below the hot log have, the first one first that can have it."""

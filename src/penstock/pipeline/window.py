@@ -53,10 +53,9 @@ class StreamWindow:
         self._owners: list[int] = []
         self._bytes = 0
 
-    @property
-    def is_polling(self) -> bool:
-        """Whether the hot log is away, so that nobody wakes the readers."""
-        return self._ahead.is_polling
+    def is_polling(self, after: int) -> bool:
+        """Whether nobody wakes a lane there: it is behind the window, or the hot log is away."""
+        return after + 1 < self._first or self._ahead.is_polling
 
     def read(self, lane: int, *, after: int, count: int, wait_seconds: float) -> Scan:
         """A lane's next entries, at most `count`; waits where there is nothing behind `after`.
