@@ -142,6 +142,12 @@ def test_a_term_with_two_owners_is_noticed() -> None:
     assert len(ratchet.faults) == 1
 
 
+A_DEAD_EVENT: LiteralString = """
+INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)
+VALUES ('chaos.single', gen_random_uuid(), 9, 'dead')
+"""
+
+
 @pytest.mark.parametrize(
     ("change", "alarm"),
     [
@@ -154,7 +160,8 @@ def test_a_term_with_two_owners_is_noticed() -> None:
         ("UPDATE events.stream SET head = head + 1", None),
         ("UPDATE events.stream SET head = head - 1", "a head went back"),
         ("UPDATE events.outbox_event SET position = 8", "an event got another position"),
-        ("UPDATE events.processed_event SET outcome = 'dead'", "was settled again"),
+        ("UPDATE events.processed_event SET outcome = 'discarded'", "was settled again"),
+        (A_DEAD_EVENT, "dead without a letter"),
     ],
 )
 def test_what_must_never_happen_sounds_an_alarm_even_if_it_is_mended(

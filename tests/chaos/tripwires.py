@@ -45,6 +45,23 @@ CREATE TRIGGER position_changes AFTER UPDATE ON events.outbox_event FOR EACH ROW
 CREATE TRIGGER settled_for_good AFTER UPDATE ON events.processed_event FOR EACH ROW
     WHEN (OLD.outcome IN ('handled', 'skipped') AND NEW.outcome <> OLD.outcome)
     EXECUTE FUNCTION sound_alarm('a handled event was settled again');
+
+-- When the transaction ends: the letter may come behind the entry in the books, but not later.
+CREATE FUNCTION look_for_letter() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM events.processed_event p
+                WHERE p.consumer = NEW.consumer AND p.event_uuid = NEW.event_uuid
+                  AND p.outcome = 'dead')
+       AND NOT EXISTS (SELECT 1 FROM events.dead_letter d
+                        WHERE d.consumer = NEW.consumer AND d.event_uuid = NEW.event_uuid) THEN
+        INSERT INTO alarm (what, details) VALUES (TG_ARGV[0], NEW::text);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER dead_with_a_letter AFTER INSERT OR UPDATE ON events.processed_event
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.outcome = 'dead')
+    EXECUTE FUNCTION look_for_letter('an event was dead without a letter');
 """
 ALARMS = "SELECT what, details FROM alarm ORDER BY at"
 
