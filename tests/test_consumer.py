@@ -86,6 +86,21 @@ def copying_each(event: Placed, connection: psycopg.Connection[Any]) -> None:
         copy.write_row((event.n,))
 
 
+def row_by_row(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+    returned = cursor.stream("INSERT INTO effect (n) VALUES (%s) RETURNING n", (event.n,))
+    assert list(returned) == [(event.n,)]
+
+
+def row_by_row_below_a_session(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    row_by_row(event, driver.cursor())
+
+
+async def row_by_row_asynchronously(event: Placed, cursor: psycopg.AsyncCursor[Any]) -> None:
+    returned = cursor.stream("INSERT INTO effect (n) VALUES (%s) RETURNING n", (event.n,))
+    assert [row async for row in returned] == [(event.n,)]
+
+
 def wrapped(event: StreamEvent[Placed], session: Session) -> None:
     session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": event.payload.n})
 
@@ -123,6 +138,9 @@ async def asynchronously_on_psycopg(event: Placed, cursor: psycopg.AsyncCursor[A
         reading_back,
         in_lists,
         copying_each,
+        row_by_row,
+        row_by_row_below_a_session,
+        row_by_row_asynchronously,
         wrapped,
         of_either_kind,
         with_context,

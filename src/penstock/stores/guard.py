@@ -6,8 +6,8 @@ say which call it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, Self
 
@@ -19,6 +19,10 @@ from sqlalchemy.orm import Session
 
 from penstock.core.transaction_control import Control, find_control
 from penstock.errors import CommitInTransactionError, HandlerError, RollbackInTransactionError
+
+# After `stream` libpq gives the first answer of a pipeline row by row as well, for which the worker
+# took its own COMMIT for failed. An ordinary statement ends that, even one that fails.
+END_OF_SINGLE_ROWS = "SELECT"
 
 
 class Guard:
@@ -120,6 +124,14 @@ class GuardedCursor(psycopg.Cursor[Any]):
         super().execute(query, params, **kwargs)
         return self
 
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The rows as they come. What follows in a pipeline is answered as ever."""
+        try:
+            yield from super().stream(*args, **kwargs)
+        finally:
+            with suppress(psycopg.Error):
+                psycopg.Cursor(self.connection).execute(END_OF_SINGLE_ROWS)
+
 
 class GuardedConnection(psycopg.Connection[Any]):
     """A psycopg connection whose commit, rollback and close are refused while it is lent out."""
@@ -180,6 +192,15 @@ class GuardedAsyncCursor(psycopg.AsyncCursor[Any]):
             guard.check(query, self.connection)
         await super().execute(query, params, **kwargs)
         return self
+
+    async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """The rows as they come. What follows in a pipeline is answered as ever."""
+        try:
+            async for row in super().stream(*args, **kwargs):
+                yield row
+        finally:
+            with suppress(psycopg.Error):
+                await psycopg.AsyncCursor(self.connection).execute(END_OF_SINGLE_ROWS)
 
 
 class GuardedAsyncConnection(psycopg.AsyncConnection[Any]):
