@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,6 +19,7 @@ from penstock.core.settings import Settings
 from penstock.errors import LeaseLost, SchemaMismatch, ServerUnavailable
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Loop
+from penstock.stores import outage
 from penstock.stores.leases import LeaseTable
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe_to_all, unsubscribe
@@ -80,6 +83,39 @@ def test_a_server_that_goes_away_is_said_once_and_waited_for(heard: list[Any]) -
     assert script.closed == 3
     names = [type(signal).__name__ for signal in heard]
     assert names == ["ServerLost", "ServerFound"]
+
+
+def test_a_server_that_comes_and_goes_is_tried_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    server = outage.Outage("test", "PostgreSQL")
+
+    def pause_after(seconds: float) -> float:
+        clock.now += seconds
+        server.begin(ServerUnavailable("gone"))
+        pause_seconds = round(server.pause_seconds, 3)
+        clock.now += pause_seconds
+        server.end()
+        return pause_seconds
+
+    assert [pause_after(0.01) for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pause_after(outage.STEADY_SECONDS) == 0.05
+
+
+def test_a_stage_that_works_and_cannot_wait_is_not_opened_twenty_times_a_second() -> None:
+    class Sleepless(Script):
+        def wait(self, stop: threading.Event) -> None:
+            super().wait(stop)
+            raise ServerUnavailable("it took the statement, and cut the connection after that")
+
+    stop = threading.Event()
+    script = Sleepless(stop, IDLE, IDLE, IDLE, IDLE)
+    began = time.monotonic()
+    Loop("test", script.open, stop).run()
+    assert script.opened == 5
+    assert time.monotonic() - began > 0.05 + 0.1 + 0.2 + 0.4
 
 
 @pytest.mark.parametrize("name", ["25006", "53100", "53200", "53300", "57P01", "58030"])

@@ -9,6 +9,8 @@ from penstock.telemetry.bus import emit
 
 PAUSE_FIRST_SECONDS = 0.05
 PAUSE_LONGEST_SECONDS = 2.0
+# Whoever is lost again before it was there for so long is no better than before: pauses grow on.
+STEADY_SECONDS = 5.0
 
 
 class Outage:
@@ -21,6 +23,7 @@ class Outage:
         self.reason = ""
         """What it answered, or that it did not, the last time that it was lost."""
         self._failures = 0
+        self._steady_at = 0.0
         self._retry_at = 0.0
 
     @property
@@ -43,6 +46,8 @@ class Outage:
         now = time.monotonic()
         self.reason = str(error)
         if self._lost_at is None:
+            if now >= self._steady_at:
+                self._failures = 0
             self._lost_at = now
             self._lost = getattr(error, "server", None) or self._server
             emit(signals.ServerLost(self._worker, self._lost, str(error)))
@@ -52,7 +57,7 @@ class Outage:
     def end(self) -> None:
         """The server answered."""
         if self._lost_at is not None:
-            after_seconds = round(time.monotonic() - self._lost_at, 3)
-            emit(signals.ServerFound(self._worker, self._lost, after_seconds))
+            now = time.monotonic()
+            self._steady_at = now + STEADY_SECONDS
+            emit(signals.ServerFound(self._worker, self._lost, round(now - self._lost_at, 3)))
         self._lost_at = None
-        self._failures = 0
