@@ -20,6 +20,7 @@ from penstock.pipeline.lane import BROWNOUT_POLL_SECONDS
 from penstock.stores.mac_keys import MacKeyTable
 from penstock.stores.redis_log import FIELD
 from penstock.stores.servers import EmbeddedValkey
+from penstock.stores.warm_tier import OwnWarmTier
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.failing import drive, effects, heard
@@ -426,3 +427,23 @@ def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
     assert consumer.step().is_idle
     consumer.wait(rests)
     assert rests.seconds == [BROWNOUT_POLL_SECONDS]
+
+
+def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_rests(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def look(tier: OwnWarmTier, after: int, count: int) -> list[tuple[int, str]]:
+        looks.append(after)
+        return read(tier, after, count)
+
+    consumer, read = bench.consumer(note), OwnWarmTier.read
+    client.set(log_key("orders"), "something else")
+    monkeypatch.setattr(OwnWarmTier, "read", look)
+    drive(consumer, lambda: consumer._window.is_polling(consumer._cursor))
+    looks.clear()
+    rests = Rests()
+    assert consumer.step().is_idle
+    consumer.wait(rests)
+    assert (len(looks), rests.seconds) == (1, [BROWNOUT_POLL_SECONDS])

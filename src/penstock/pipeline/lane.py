@@ -122,8 +122,11 @@ class Lane:
         """Wait for the next entries; what arrives is kept for the next step."""
         if self._lease is None or self._ahead is not None:
             return
-        wait_seconds = min(WAIT_SECONDS, self._parking.due_seconds)
-        if self._parking.blocks_stream:
+        # Nobody wakes a lane that polls; its step has just read, and the next one reads again.
+        is_polling = self._window.is_polling(self._cursor)
+        longest_seconds = BROWNOUT_POLL_SECONDS if is_polling else WAIT_SECONDS
+        wait_seconds = min(longest_seconds, self._parking.due_seconds)
+        if is_polling or self._parking.blocks_stream:
             stop.wait(wait_seconds)
             return
         try:
@@ -131,11 +134,8 @@ class Lane:
         except PositionMissing as missing:
             # For the next step to tell: it might be asked too soon to find out by itself.
             self._missing = missing
-            return
-        if scan.through > self._cursor:
-            self._ahead = scan
-        elif self._window.is_polling(self._cursor):
-            stop.wait(min(BROWNOUT_POLL_SECONDS, self._parking.due_seconds))
+        else:
+            self._ahead = scan if scan.through > self._cursor else None
 
     def close(self) -> None:
         """Give back the lease and the connection."""
