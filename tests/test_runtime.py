@@ -125,6 +125,11 @@ def test_a_server_that_is_not_well_is_waited_for(name: str, heard: list[Any]) ->
     assert [type(signal) for signal in heard] == [signals.ServerLost, signals.ServerFound]
 
 
+def test_a_right_that_was_taken_is_waited_for(heard: list[Any]) -> None:
+    run(psycopg.errors.InsufficientPrivilege("not for you"), Progress(1))
+    assert [type(signal) for signal in heard] == [signals.ServerLost, signals.ServerFound]
+
+
 def test_a_lost_lease_reopens_the_stage() -> None:
     assert run(LeaseLost("taken")).opened == 2
 

@@ -16,6 +16,8 @@ from penstock.runtime.heartbeat import LoopPulse
 from penstock.stores.outage import Outage
 from penstock.stores.postgres import is_outage
 
+_PASSING = (psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege)
+
 
 class Stage(Protocol):
     """A part of the pipeline that works in bounded steps."""
@@ -85,8 +87,11 @@ class Loop:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a statement of our own met a lock, a deadlock or its time limit."""
-    return is_nobodys_fault(error) or isinstance(error, psycopg.errors.QueryCanceled)
+    """Whether a statement of our own met a lock, a deadlock or its time limit, or lacks a right.
+
+    Rights that were taken come back; whoever ended for want of them would be set aside for good.
+    """
+    return is_nobodys_fault(error) or isinstance(error, _PASSING)
 
 
 def _closed(stage: Stage | None) -> Stage | None:
