@@ -441,6 +441,40 @@ def test_redis_may_go_away_and_come_back(
         assert len(wait_for(signalled, signals.ServerLost)) == 1
 
 
+def test_a_right_that_was_taken_is_waited_for(
+    database_url: str, redis_url: str, store: RedisTimers
+) -> None:
+    client: Any = redis.Redis.from_url(redis_url)
+    with closing(client) as admin:
+
+        def let(*rights: str) -> None:
+            admin.execute_command("ACL", "SETUSER", "narrow", *rights)
+
+        let("on", ">x", "~*", "&*", "+@all")
+        url = redis_url.replace("redis://", "redis://narrow:x@")
+        pipeline = Pipeline("shop", database_url=database_url, redis_url=url)
+        begun, may_end = threading.Event(), threading.Event()
+
+        @pipeline.timer(TOPIC)
+        def remind(message: TimerMessage) -> None:
+            begun.set()
+            may_end.wait(SOON_SECONDS)
+
+        arm(store, TOPIC, "a")
+        try:
+            with heard() as signalled, working(pipeline, TOPIC):
+                assert begun.wait(SOON_SECONDS)
+                let("-@all")
+                may_end.set()
+                wait_for(signalled, signals.ServerLost)
+                let("+@all")
+                arm(store, TOPIC, "b")
+                wait_for(signalled, signals.TimerHandled, 2)
+            assert len(wait_for(signalled, signals.ServerLost)) == 1
+        finally:
+            admin.acl_deluser("narrow")
+
+
 # ── exactly once ───────────────────────────────────────────────────────────────────────────────
 
 

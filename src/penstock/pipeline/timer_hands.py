@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.errors import ServerUnavailable
+from penstock.errors import ServerUnavailable, ServerUnsuitable
 from penstock.stores.outage import Outage
 from penstock.stores.timer_queue import ClaimedTimer, Outcome
 
@@ -35,14 +35,14 @@ class Held:
         self.ends_at = asked_at + self._lease_seconds
 
     def settle(self, act: Callable[[ClaimedTimer], Outcome]) -> Outcome | None:
-        """Settle it, unless it is lost; None: Redis did not answer until the lease was over."""
+        """Settle it, unless it is lost; None: Redis refused or was away until it was over."""
         while True:
             with self.lock:
                 if self.outcome is not None:
                     return self.outcome
                 try:
                     self.outcome = act(self.timer)
-                except ServerUnavailable:
+                except (ServerUnavailable, ServerUnsuitable):
                     if time.monotonic() > self.ends_at:
                         return None
                 else:
@@ -50,11 +50,11 @@ class Held:
             threading.Event().wait(PAUSE_SECONDS)
 
     def answer(self, publish: Callable[[], None]) -> None:
-        """Publish an answer, unless Redis does not answer until the lease is over."""
+        """Publish an answer, unless Redis refuses or is away until the lease is over."""
         while True:
             try:
                 publish()
-            except ServerUnavailable:
+            except (ServerUnavailable, ServerUnsuitable):
                 if time.monotonic() > self.ends_at:
                     return
             else:

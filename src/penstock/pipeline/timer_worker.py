@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from penstock.core.progress import IDLE, Progress
 from penstock.core.timer_options import TimerOptions, timer_role
-from penstock.errors import ServerUnavailable
+from penstock.errors import ServerUnavailable, ServerUnsuitable
 from penstock.pipeline.timer_attempt import tell_loss
 from penstock.pipeline.timer_hands import Hand, Hands, Held, SharedOutage
 from penstock.stores.outage import Outage
@@ -49,6 +49,7 @@ class TimerWorker:
         self._hands = Hands(
             role, options.max_concurrent, lambda: open_hand(self._postgres), self._on_free
         )
+        self._was_answered = False
         self._wants_hand = False
         self._has_backlog = False
         self._claimed_at = 0.0
@@ -74,9 +75,13 @@ class TimerWorker:
             claims = self._store.claim(
                 self._options.topic, count=free, lease_seconds=self._options.lease_ttl
             )
-        except ServerUnavailable as error:
+        except (ServerUnavailable, ServerUnsuitable) as error:
+            # At the start somebody looks whether it works; rights that were taken come back.
+            if isinstance(error, ServerUnsuitable) and not self._was_answered:
+                raise
             self._redis.begin(error)
             return Progress(0, pause_seconds=self._redis.pause_seconds)
+        self._was_answered = True
         self._redis.end()
         self._note(claims, asked_at)
         for timer in claims.timers:
@@ -143,7 +148,7 @@ class TimerWorker:
             if held.lock.acquire(blocking=False):
                 try:
                     self._renew_one(held, now)
-                except ServerUnavailable as error:
+                except (ServerUnavailable, ServerUnsuitable) as error:
                     held.renew_at = now + min(self._options.lease_ttl / 10, SLICE_SECONDS)
                     self._redis.begin(error)
                     return
@@ -188,7 +193,7 @@ class TimerWorker:
                         held.outcome = self._store.retry(
                             held.timer, delay_seconds=0.0, is_counted=False
                         )
-                    except ServerUnavailable:
+                    except (ServerUnavailable, ServerUnsuitable):
                         # The lease runs out by itself.
                         return
                     count += held.outcome is Outcome.DONE
