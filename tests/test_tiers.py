@@ -447,3 +447,24 @@ def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_res
     assert consumer.step().is_idle
     consumer.wait(rests)
     assert (len(looks), rests.seconds) == (1, [BROWNOUT_POLL_SECONDS])
+
+
+def test_a_log_that_goes_on_lacking_what_comes_is_told_of_once(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "HEAD_CHECK_SECONDS", 0.05)
+    consumer = bench.consumer(note)
+
+    def handled(count: int, *, is_lost: bool) -> None:
+        published(bench, 1)
+        if is_lost:
+            client.delete(log_key("orders"))
+        drive(consumer, lambda: len(effects(bench)) == count)
+
+    with heard(signals.GapFound) as gaps:
+        for count in (1, 2, 3):
+            handled(count, is_lost=True)
+        assert [gap.position for gap in gaps] == [1]
+        handled(4, is_lost=False)
+        handled(5, is_lost=True)
+        assert [gap.position for gap in gaps] == [1, 5]

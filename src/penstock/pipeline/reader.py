@@ -29,6 +29,7 @@ HEAD_CHECK_SECONDS = 1.0
 KEYS_CHECK_SECONDS = 1.0
 # A hot log in which the next position is not what it should be is asked again after this time.
 USELESS_SECONDS = 0.1
+_LACKING = MalformedEntry("it is not in the hot log")
 
 
 class Stretch(NamedTuple):
@@ -108,16 +109,18 @@ class TierReader:
             stretch, problem = self._decode_hot(after, raw)
             if stretch.through == after:
                 return self._fill_gap(after, count, problem)
+            self._gap_told = None
             if stretch.entries and is_wanted(signals.HotTierRead):
                 emit(signals.HotTierRead(self._consumer, after + 1, stretch.through))
             return stretch
         if self._is_overdue(after):
-            return self._fill_gap(after, count, MalformedEntry("it is not in the hot log"))
+            return self._fill_gap(after, count, _LACKING)
         return Stretch([], after)
 
     def _fill_gap(self, after: int, count: int, problem: MalformedEntry) -> Stretch:
         """Read from the next tier what the hot log lacks, and say so once."""
-        told = (after + 1, str(problem))
+        # A server that is full lacks whatever comes, until the log goes on.
+        told = (0 if problem is _LACKING else after + 1, str(problem))
         if told != self._gap_told:
             self._gap_told = told
             if isinstance(problem, EntryForged):
