@@ -325,7 +325,7 @@ def models_in_place() -> Iterator[None]:
         for module in (window, gate):
             stack.enter_context(patch.object(module, "threading", Threading))
         for module in (publisher, consumer):
-            stack.enter_context(patch.object(module, "connect", _connect))
+            stack.enter_context(patch.object(module, "connect_stage", _connect))
             stack.enter_context(patch.object(module, "require_current", lambda *_: None))
         # The model has no libpq: statements go the ordinary way.
         stack.enter_context(patch.object(publisher, "Direct", lambda _: None))

@@ -36,7 +36,7 @@ from penstock.stores.key_copies import ArchiveShelf, KeyCopies
 from penstock.stores.migrations import require_current
 from penstock.stores.objects import open_store
 from penstock.stores.outage import Outage
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect_stage
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
@@ -77,7 +77,7 @@ class Archiver:
         self._is_probed = False
         self._was_probed = False
         self._store = open_store(settings.archive_url, create=True)
-        self._connection = connect(settings.database_url, "penstock archiver")
+        self._connection = connect_stage(settings.database_url, "penstock archiver")
         try:
             require_current(self._connection, settings.schema)
         except BaseException:
@@ -118,7 +118,7 @@ class Archiver:
         """Give back leases and the connection. What cannot be given back runs out by itself."""
         if self._connection.closed and self._archives:
             with suppress(ServerUnavailable):
-                self._connection = connect(self._settings.database_url, "penstock archiver")
+                self._connection = connect_stage(self._settings.database_url, "penstock archiver")
         for archive in self._archives.values():
             if archive.is_manifest_due:
                 # Not given back cleanly: whoever comes next lists what this one could not.

@@ -24,7 +24,7 @@ from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
 from penstock.stores.migrations import require_current
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect_stage
 from penstock.stores.replays import NoStart
 from penstock.stores.sources import Sources
 from penstock.stores.starts import StartChooser, Starts
@@ -134,7 +134,7 @@ class Consumer:
     def _register(self) -> Registration:
         consuming, settings = self._consuming, self._consuming.settings
         # A connection of its own for this once: registering is a transaction, and may wait.
-        with connect(settings.database_url, f"penstock {self._name}") as connection:
+        with connect_stage(settings.database_url, f"penstock {self._name}") as connection:
             require_current(connection, settings.schema)
             starts: StartChooser = Starts(settings.schema, self._open_cold_tier())
             if self._foreign is not None:

@@ -23,7 +23,7 @@ from penstock.stores.archive import ArchiveTable
 from penstock.stores.cleanup import AGED_TABLES, AgedTable, Cleanup
 from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
-from penstock.stores.postgres import connect, is_outage
+from penstock.stores.postgres import connect_stage, is_outage
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
 
@@ -112,7 +112,7 @@ class Janitor:
         self._tasks: deque[_Task] = deque()
         self._pruned: Counter[str] = Counter()
         self._next_round_at = 0.0
-        self._connection = connect(settings.database_url, "penstock janitor")
+        self._connection = connect_stage(settings.database_url, "penstock janitor")
         try:
             require_current(self._connection, settings.schema)
             LeaseTable(settings.schema).ensure(self._connection, ALL_STREAMS, JANITOR)
@@ -146,7 +146,7 @@ class Janitor:
         """Give back the lease and the connection. What cannot be given back runs out by itself."""
         if self._connection.closed and self._lease is not None:
             with suppress(ServerUnavailable):
-                self._connection = connect(self._settings.database_url, "penstock janitor")
+                self._connection = connect_stage(self._settings.database_url, "penstock janitor")
         try:
             if self._lease is not None:
                 self._leases.release(self._connection, self._lease)

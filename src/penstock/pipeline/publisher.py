@@ -29,7 +29,7 @@ from penstock.stores.leases import LeaseTable
 from penstock.stores.migrations import require_current
 from penstock.stores.outage import Outage
 from penstock.stores.outbox import Outbox
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect_stage
 from penstock.stores.streams import Streams
 from penstock.stores.wakeup import Wakeup
 from penstock.telemetry import signals
@@ -90,7 +90,7 @@ class Publisher:
         self._is_holding = False
         self._was_notified = False
         self._is_silent = settings.wakeup == "poll"
-        self._connection = connect(settings.database_url, "penstock publisher")
+        self._connection = connect_stage(settings.database_url, "penstock publisher")
         try:
             require_current(self._connection, settings.schema)
         except BaseException:
@@ -191,7 +191,7 @@ class Publisher:
         """Give back leases and connections. What cannot be given back runs out by itself."""
         if self._connection.closed and self._publications:
             with suppress(ServerUnavailable):
-                self._connection = connect(self._settings.database_url, "penstock publisher")
+                self._connection = connect_stage(self._settings.database_url, "penstock publisher")
         for publication in self._publications.values():
             try:
                 self._leases.release(self._connection, publication.lease)

@@ -17,7 +17,7 @@ from penstock.pipeline.timer_keys import TimerKeys
 from penstock.pipeline.timer_preparing import KeyMissing, Preparing, Unfit
 from penstock.pipeline.timer_refusals import is_unfit, reason_of
 from penstock.stores.migrations import require_current
-from penstock.stores.postgres import connect, is_outage
+from penstock.stores.postgres import connect_stage, is_outage
 from penstock.stores.timekeeping import DueTimer, Exceptions, Firing, PreparedTimer, Timekeeping
 from penstock.stores.timer_wakeup import Hold, TimerWakeup
 from penstock.telemetry import signals
@@ -82,7 +82,7 @@ class Timekeeper:
         self._is_holding = False
         self._was_notified = False
         self._is_silent = settings.wakeup == "poll"
-        self._connection = connect(settings.database_url, "penstock timers")
+        self._connection = connect_stage(settings.database_url, "penstock timers")
         try:
             require_current(self._connection, settings.schema)
         except BaseException:

@@ -19,6 +19,7 @@ _ESCAPE = (
     "Signs in a password that mean something in a URL have to be escaped: %40 for @, %2F for /, "
     "%3A for :, %23 for #, %3F for ?, %25 for %, %20 for a space."
 )
+STAGE_LOCK_SECONDS = 5.0
 # A server that vanished without a word is noticed within these limits instead of hours.
 _LIVENESS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -112,6 +113,21 @@ def connect(
         version = connection.info.server_version // 10000
         connection.close()
         raise ServerUnsuitable(f"PostgreSQL {version} is too old: Penstock needs 14 or newer.")
+    return connection
+
+
+def connect_stage(url: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """A stage's connection: whoever holds a table for longer has the stage try again later.
+
+    One that waited on would be taken for hung, and leave its session waiting on the server.
+    """
+    connection = connect(url, application_name)
+    try:
+        milliseconds = str(int(STAGE_LOCK_SECONDS * 1000))
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", [milliseconds])
+    except psycopg.OperationalError as error:
+        connection.close()
+        raise unreachable(url, error) from error
     return connection
 
 
