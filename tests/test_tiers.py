@@ -429,18 +429,24 @@ def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
     assert rests.seconds == [BROWNOUT_POLL_SECONDS]
 
 
-def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_rests(
-    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def looks_into_the_outbox(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """After which positions readers ask PostgreSQL from now on."""
     looks: list[int] = []
+    read = OwnWarmTier.read
 
     def look(tier: OwnWarmTier, after: int, count: int) -> list[tuple[int, str]]:
         looks.append(after)
         return read(tier, after, count)
 
-    consumer, read = bench.consumer(note), OwnWarmTier.read
-    client.set(log_key("orders"), "something else")
     monkeypatch.setattr(OwnWarmTier, "read", look)
+    return looks
+
+
+def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_rests(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, looks = bench.consumer(note), looks_into_the_outbox(monkeypatch)
+    client.set(log_key("orders"), "something else")
     drive(consumer, lambda: consumer._window.is_polling(consumer._cursor))
     looks.clear()
     rests = Rests()
@@ -468,3 +474,14 @@ def test_a_log_that_goes_on_lacking_what_comes_is_told_of_once(
         handled(4, is_lost=False)
         handled(5, is_lost=True)
         assert [gap.position for gap in gaps] == [1, 5]
+
+
+def test_without_a_log_a_lane_looks_into_the_outbox_once_between_two_waits(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Workbench(database_url, None)) as bench:
+        consumer, looks = bench.consumer(note), looks_into_the_outbox(monkeypatch)
+        for _ in range(3):
+            assert consumer.step().is_idle
+            consumer.wait(threading.Event())
+        assert looks == [0, 0, 0]

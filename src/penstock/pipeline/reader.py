@@ -95,6 +95,8 @@ class TierReader:
                 self._hot_log.read(
                     self._stream_name, after=after, count=count, wait_seconds=wait_seconds
                 )
+                # Whoever has waited asks again at once, and need not be told twice.
+                return Stretch([], after)
             return self._read_below(after, count)
         if after + 1 < self._hot_from or time.monotonic() < self._useless_until:
             return self._read_instead(after, count)
