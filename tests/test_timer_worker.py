@@ -624,3 +624,23 @@ def test_postgresql_may_go_away_and_costs_no_attempt(
 
 def of_nothing(session: Session) -> None:
     session.execute(text("SELECT 1"))
+
+
+async def of_nothing_async(session: AsyncSession) -> None:
+    await session.execute(text("SELECT 1"))
+
+
+@pytest.mark.parametrize("handler", [of_nothing, of_nothing_async])
+def test_postgresql_that_is_away_before_the_first_timer_costs_no_attempt(
+    database_url: str, redis_url: str, store: RedisTimers, handler: Callable[..., Any]
+) -> None:
+    with Proxy.to(database_url) as proxy:
+        url = proxy.url(database_url)
+        pipeline = Pipeline("shop", database_url=url, redis_url=redis_url)
+        pipeline.timer(TOPIC, retry=Retry.none())(handler)
+        arm(store, TOPIC, "a")
+        with heard() as signalled, working(pipeline, TOPIC):
+            with proxy.refusing():
+                wait_for(signalled, signals.TimerDeferred)
+            (handled,) = wait_for(signalled, signals.TimerHandled)
+    assert handled.attempt == 1

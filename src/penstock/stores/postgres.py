@@ -141,6 +141,12 @@ def unreachable(url: str, error: Exception) -> ServerUnavailable:
     )
 
 
+def refusal_in(error: BaseException) -> psycopg.OperationalError | None:
+    """Why a connection did not come about, also where SQLAlchemy was to open it and wraps that."""
+    cause = getattr(error, "orig", None) or error
+    return cause if isinstance(cause, psycopg.OperationalError) else None
+
+
 NO_ANSWER = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
 """What prevents an answer: the server, or what this role may see of it."""
 
