@@ -17,11 +17,6 @@ from tests.simulation.machine import NEVER
 # ── leases ────────────────────────────────────────────────────────────────────────────────────
 
 
-@statement("lease.sql", "limit_waiting")
-def limit_waiting(_: Transaction, __: Parameters) -> Rows:
-    return [("", "")]
-
-
 @statement("lease.sql", "ensure")
 def ensure(transaction: Transaction, parameters: Parameters) -> Rows:
     row = LeaseRow(

@@ -27,12 +27,13 @@ from penstock.core.masking import masked_url
 from penstock.core.settings import DAY_SECONDS, Settings
 from penstock.errors import PenstockError, SchemaMismatch, ServerUnavailable, ServerUnsuitable
 from penstock.stores.migrations import migrations, require_current
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect, limit
 from penstock.stores.queries import Queries
 from penstock.stores.redis_server import RedisLook, look_at
 from penstock.stores.wakeup import Wakeup
 
 LONG_SECONDS = 300.0
+STATEMENT_SECONDS = 10.0
 ABANDONED_SECONDS = 1.0 * DAY_SECONDS
 
 Connection = psycopg.Connection[Any]
@@ -60,7 +61,8 @@ class _Examination:
         self._sql = Queries("doctor.sql", settings.schema)
 
     def run(self) -> Iterator[Finding]:
-        self._rows("limit_time")
+        # Whoever looks must not become the load.
+        limit(self._connection, statement_seconds=STATEMENT_SECONDS)
         for check in (self._server, self._pooler, self._transactions):
             yield from self._guarded(check)
         try:

@@ -7,8 +7,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.stores.postgres import connect
-from penstock.stores.queries import Queries
+from penstock.stores.postgres import connect, limit
 
 LOCK_SECONDS = 2.0
 
@@ -34,12 +33,11 @@ class ControlConnection:
                 connection = connect(self._url, self._application_name)
                 # Poolers in transaction mode lose prepared statements.
                 connection.prepare_threshold = None
-                connection.execute(
-                    Queries("lease.sql")["limit_waiting"],
-                    {
-                        "lock_milliseconds": str(int(LOCK_SECONDS * 1000)),
-                        "statement_milliseconds": str(int(self._statement_seconds * 1000)),
-                    },
+                # Leases are renewed on it: nobody's lock and no slow answer may hold that up.
+                limit(
+                    connection,
+                    lock_seconds=LOCK_SECONDS,
+                    statement_seconds=self._statement_seconds,
                 )
                 self._connection = connection
             return self._connection

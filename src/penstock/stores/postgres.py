@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock.core.masking import masked_url
 from penstock.errors import PenstockError, ServerUnavailable, ServerUnsuitable, SettingsError
+from penstock.stores.queries import Queries
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -90,12 +91,22 @@ def connect_arguments(application_name: str) -> dict[str, Any]:
 def accustom(connection: psycopg.BaseConnection[Any]) -> None:
     """Have a new connection of Penstock's own speak as psycopg reads: no role's DateStyle.
 
-    The server tells how it speaks when a connection begins, so as a rule nothing is asked.
+    And prepare nothing where a pooler may let another backend answer, which knows nothing of it.
     """
+    if is_pooled(connection):
+        connection.prepare_threshold = None
     if not (connection.pgconn.parameter_status(b"DateStyle") or b"ISO").startswith(b"ISO"):
         # Past the connection's own ways: outside of any transaction, which could take it back.
         answer = connection.pgconn.exec_(b"SET DateStyle = 'ISO'")
         assert answer.status == pq.ExecStatus.COMMAND_OK
+
+
+def is_pooled(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Whether who answers is another backend than the one that this connection was told of."""
+    # Past the connection's own ways: it begins no transaction.
+    answer = connection.pgconn.exec_(b"SELECT pg_backend_pid()")
+    pid = answer.get_value(0, 0) if answer.status == pq.ExecStatus.TUPLES_OK else None
+    return pid is not None and int(pid) != connection.pgconn.backend_pid
 
 
 def connect(
@@ -123,12 +134,32 @@ def connect_stage(url: str, application_name: str) -> psycopg.Connection[tuple[A
     """
     connection = connect(url, application_name)
     try:
-        milliseconds = str(int(STAGE_LOCK_SECONDS * 1000))
-        connection.execute("SELECT set_config('lock_timeout', %s, false)", [milliseconds])
+        limit(connection, lock_seconds=STAGE_LOCK_SECONDS)
     except psycopg.OperationalError as error:
         connection.close()
         raise unreachable(url, error) from error
     return connection
+
+
+def limit(
+    connection: psycopg.Connection[Any],
+    *,
+    lock_seconds: float | None = None,
+    statement_seconds: float | None = None,
+) -> None:
+    """Let no statement wait for a lock, or run, for longer than this. Behind a pooler, no limit."""
+    connection.execute(
+        Queries("session.sql")["limit"],
+        {
+            "lock_timeout": _milliseconds(lock_seconds),
+            "statement_timeout": _milliseconds(statement_seconds),
+            "backend_pid": connection.pgconn.backend_pid,
+        },
+    )
+
+
+def _milliseconds(seconds: float | None) -> str | None:
+    return None if seconds is None else str(int(seconds * 1000))
 
 
 def unreachable(url: str, error: Exception) -> ServerUnavailable:

@@ -1,7 +1,3 @@
--- name: limit_time
--- Whoever looks must not become the load.
-SELECT set_config('statement_timeout', '10s', false)
-
 -- name: parameters
 -- What the server was told that the promises depend on, as connections of this role begin.
 SELECT name, reset_val FROM pg_settings

@@ -93,9 +93,3 @@ SELECT pid, pg_terminate_backend(pid)
          WHERE held.locktype = 'advisory' AND held.objsubid = 2
            AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
            AND held.pid <> pg_backend_pid()) AS former_holders
-
-
--- name: limit_waiting
--- Leases are renewed on this connection: nobody's lock and no slow answer may hold that up.
-SELECT set_config('lock_timeout', %(lock_milliseconds)s, false),
-       set_config('statement_timeout', %(statement_milliseconds)s, false)
