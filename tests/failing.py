@@ -61,3 +61,15 @@ def drive(lane: Lane, until: Callable[[], bool]) -> None:
 def look_now(lane: Lane) -> None:
     """Spare the lane the pause until it would look for itself."""
     lane._parking._look_at = 0.0
+
+
+class Rests(threading.Event):
+    """Somebody is to wait for it, and does not have to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False

@@ -132,6 +132,28 @@ def test_complete_commits_last_writes_with_the_checkpoint(bench: Workbench) -> N
     assert outcomes(bench) == {"handled": [1, 2, 3]}
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_a_failing_event_has_kept_from_going_on_is_called_once(
+    bench: Workbench, failures: int
+) -> None:
+    bench.send(4)
+    bench.publish()
+    calls: list[int] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        calls.append(event.n)
+        if event.n == 1 and len(calls) <= failures:
+            raise ValueError("not yet")
+        with context.complete() as session:
+            write(session, event.n)
+
+    lane = bench.consumer(handler, retry=AT_ONCE, order="stream", **AT_LEAST)
+    drive(lane, lambda: lane._cursor == 4 and not lane._live and lane._ahead is None)
+    run_until_idle(lane)
+    assert calls == [1] * failures + [1, 2, 3, 4]
+    assert effects(bench) == [1, 2, 3, 4]
+
+
 class Cancelled:
     """Its fourth event is cancelled in a statement of `complete()`, the first time."""
 

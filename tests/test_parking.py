@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
-from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
+from tests.failing import AT_ONCE, LATER, Rests, drive, effects, heard, look_now, outcomes, parked
 from tests.test_seams import working
 from tests.waiting import wait_until
 
@@ -533,6 +534,26 @@ def test_a_redriven_event_that_waits_is_on_its_way(bench: Workbench) -> None:
     make_due(bench, lane)
     drive(lane, lambda: not parked(bench))
     assert redrive.tally() == (0, 1)
+
+
+def test_a_stream_that_waits_for_a_redriven_event_keeps_nobody_busy(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    moody = Moody(1)
+    lane = bench.consumer(moody.on_session, retry=Retry.none(), order="stream")
+    run_until_idle(lane)
+    moody.error = KeyUnavailable("no KMS")
+    bench.send(1)
+    bench.publish()
+    lane.wait(threading.Event())
+    assert lane._ahead is not None
+    operation(bench, "redrive").move(bench.rows("SELECT id FROM events.dead_letter"))
+    look_now(lane)
+    lane._is_parked_turn = True
+    run_until_idle(lane)
+    assert parked(bench) == [1]
+    lane.wait(rests := Rests())
+    assert len(rests.seconds) == 1
 
 
 def test_at_most_once_a_redrive_in_vain_is_written_down(bench: Workbench) -> None:

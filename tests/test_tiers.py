@@ -23,7 +23,7 @@ from penstock.stores.servers import EmbeddedValkey
 from penstock.stores.warm_tier import OwnWarmTier
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
-from tests.failing import drive, effects, heard
+from tests.failing import LATER, Rests, drive, effects, heard
 from tests.publishing import hot_ids, ids, log_key, numbered
 from tests.signing import OTHER_KEYS, keys_of
 from tests.waiting import wait_until
@@ -201,6 +201,22 @@ def test_a_hole_is_passed_on_the_warm_tier_too(bench: Workbench, client: Any) ->
         drive(consumer := bench.consumer(note), lambda: consumer._cursor == last + 1)
     assert effects(bench) == [1, 2, last + 1]
     assert passed == [signals.HolePassed("test.consumer", 3, last)]
+
+
+def test_a_stream_that_waits_behind_a_hole_keeps_nobody_busy(bench: Workbench) -> None:
+    published(bench, 4)
+    lose_commits(bench, 2)
+    published(bench, 1)
+    _, last = hole_of(bench)
+
+    def fail_behind_the_hole(event: StreamEvent[Any]) -> None:
+        assert event.position <= last
+
+    lane = bench.consumer(fail_behind_the_hole, retry=LATER, order="stream")
+    drive(lane, lambda: bench.checkpoint() == last + 1)
+    run_until_idle(lane)
+    lane.wait(rests := Rests())
+    assert len(rests.seconds) == 1
 
 
 def test_a_log_is_filled_again_from_within_a_hole(bench: Workbench, client: Any) -> None:
@@ -402,18 +418,6 @@ def test_what_an_empty_log_has_lost_is_not_asked_for_batch_by_batch(
     assert effects(bench) == list(range(1, 41))
     gaps = [signal for signal in told if isinstance(signal, signals.GapFound)]
     assert [(gap.position, gap.reason) for gap in gaps] == [(1, "it is not in the hot log")]
-
-
-class Rests(threading.Event):
-    """Somebody is to wait for it, and does not have to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.seconds.append(timeout)
-        return False
 
 
 def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(

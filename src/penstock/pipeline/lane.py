@@ -119,14 +119,15 @@ class Lane:
         return self._idle(self._lease) if batch is None else self._settle(batch, self._lease)
 
     def wait(self, stop: threading.Event) -> None:
-        """Wait for the next entries; what arrives is kept for the next step."""
-        if self._lease is None or self._ahead is not None:
+        """Wait for the next entries, unless some are at hand; these are kept for the next step."""
+        is_blocked = self._parking.blocks_stream
+        if not is_blocked and (self._lease is None or self._live or self._ahead is not None):
             return
         # Nobody wakes a lane that polls; its step has just read, and the next one reads again.
         is_polling = self._window.is_polling(self._cursor)
         longest_seconds = BROWNOUT_POLL_SECONDS if is_polling else WAIT_SECONDS
         wait_seconds = min(longest_seconds, self._parking.due_seconds)
-        if is_polling or self._parking.blocks_stream:
+        if is_polling or is_blocked:
             stop.wait(wait_seconds)
             return
         try:
@@ -193,12 +194,12 @@ class Lane:
         return self._parked.popleft() if self._parked else None
 
     def _next_live(self) -> Batch | None:
+        self._is_passing = False
         if self._parking.blocks_stream:
             return None
         if self._live:
             return self._live.popleft()
-        scan = self._ahead or self._read(wait_seconds=0.0)
-        self._ahead = None
+        scan, self._ahead = self._ahead or self._read(wait_seconds=0.0), None
         if not scan.entries:
             self._is_passing = scan.through > self._cursor
             self._cursor = scan.through
