@@ -236,7 +236,10 @@ class ModelWorker:
         inbox_statements.write_effect(self._transaction, effect)
 
     def session(self) -> Any:
-        raise NotImplementedError
+        return self
+
+    def flush(self) -> None:
+        pass
 
     def connection(self) -> Any:
         return self

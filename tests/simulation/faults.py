@@ -13,7 +13,6 @@ from tests.simulation.world import KEYS, Worker, World
 Fault = Callable[[World], bool]
 """Strikes, and returns whether there was anything to hit."""
 WORKERS_MAX = 4
-LANES_MAX = 3
 
 
 def _hot(world: World) -> tuple[HotServer, int]:
@@ -157,7 +156,8 @@ def change_lanes(world: World) -> bool:
         # A lost change of the lane count is outside of what is promised: its epoch comes again
         # with another count, and lanes of both may run for as long as their leases.
         return False
-    world.lanes = 1 + int(world.machine.dice() * LANES_MAX)
+    lanes = 1 + int(world.machine.dice() * world.shape.lanes_max)
+    world.shape = world.shape._replace(lanes=lanes)
     world.start_worker("consumer")
     return True
 

@@ -10,15 +10,18 @@ import psycopg
 from penstock.errors import FatalError
 from tests.simulation.database import OutboxRow
 from tests.simulation.faults import DECK, end_worker
+from tests.simulation.handling import Conduct
 from tests.simulation.past import begin
 from tests.simulation.promises import Promises
-from tests.simulation.world import Conduct, World
+from tests.simulation.shapes import draw
+from tests.simulation.world import World
 
 TURNS_MIN, TURNS_MAX = 16, 34
 FAULT_SHARE = 0.55
 SECOND_FAULT_SHARE = 0.3
 SEND_SHARE = 0.2
 CONDUCT_SHARE = 0.4
+LATE_SHARE = 0.3
 CATCH_UP_SHARE = 0.1
 REPAIR_SHARE = 0.5
 # Most bugs are in one half of a line, and a half is quicker to try.
@@ -105,7 +108,7 @@ class Senders:
         if kind < 0.2:
             return Conduct(9, FatalError)
         error = psycopg.DataError if kind < 0.4 else ValueError
-        return Conduct(1 + int(dice() * 4), error)
+        return Conduct(1 + int(dice() * 4), error, is_late=dice() < LATE_SHARE)
 
     def finish(self) -> None:
         """Decide on everything that was begun."""
@@ -119,8 +122,9 @@ def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome
     world = World(seed)
     machine = world.machine
     machine.tell = tell
-    promises = Promises(world)
     dice = machine.dice
+    world.shape = draw(dice)
+    promises = Promises(world)
     senders = _prepare(world)
     turns = TURNS_MIN + int(dice() * (TURNS_MAX - TURNS_MIN))
     for _ in range(turns):
@@ -147,10 +151,6 @@ def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome
 def _prepare(world: World) -> Senders:
     """Decide what kind of line it is, and start its workers."""
     dice = world.machine.dice
-    world.batch_size = 1 + int(dice() * 4)
-    world.lanes = 1 + int(dice() * 2)
-    if dice() < 0.1:
-        world.on_exhausted = "hold"
     world.may_lose_commits = dice() < 0.1
     if dice() < 0.4:
         world.wire.loss_share = world.hot.loss_share = 0.02

@@ -31,9 +31,7 @@ def claim_batch(transaction: Transaction, parameters: Parameters) -> Rows:
 @statement("consumer.sql", "claim_among_parked")
 def claim_among_parked(transaction: Transaction, parameters: Parameters) -> Rows:
     mark(transaction, parameters)
-    first: dict[int, int] = {}
-    for row in transaction.rows(transaction.database.parked).values():
-        first[row.key_hash] = min(row.position, first.get(row.key_hash, row.position))
+    first = _first_parked(transaction)
     outcomes = [
         "parked" if outcome == "handled" and first.get(key_hash, position) < position else outcome
         for outcome, position, key_hash in zip(
@@ -44,6 +42,31 @@ def claim_among_parked(transaction: Transaction, parameters: Parameters) -> Rows
         )
     ]
     return _claim(transaction, parameters, outcomes)
+
+
+def _first_parked(transaction: Transaction) -> dict[int, int]:
+    """The first parked position of each key."""
+    first: dict[int, int] = {}
+    for row in transaction.rows(transaction.database.parked).values():
+        first[row.key_hash] = min(row.position, first.get(row.key_hash, row.position))
+    return first
+
+
+@statement("consumer.sql", "survey")
+def survey(transaction: Transaction, parameters: Parameters) -> Rows:
+    processed = transaction.database.processed
+    first = _first_parked(transaction) if parameters["in_order"] else {}
+    fresh = [
+        position
+        for event_uuid, position, key_hash in zip(
+            array(parameters["event_uuids"]),
+            numbers(parameters["positions"]),
+            numbers(parameters["key_hashes"]),
+            strict=True,
+        )
+        if event_uuid not in processed and first.get(key_hash, position) >= position
+    ]
+    return [(fresh,)]
 
 
 def mark(transaction: Transaction, parameters: Parameters) -> None:

@@ -14,10 +14,16 @@ SWITCH_SHARE = 0.3
 TURN_SECONDS = 0.05
 # Whoever calls models so often and never sleeps is busy for nothing: there is not that much to do.
 RESTLESS_CALLS_MAX = 150
+# Whoever looks at the clock so often without calling any model goes round in circles.
+LOOKS_MAX = 5_000
 
 
 class Killed(BaseException):
     """Ends whatever an actor is doing, as SIGKILL would: nothing that it does counts any more."""
+
+
+class Restless(BaseException):
+    """Ends an actor that would never let anybody else go on."""
 
 
 class Process:
@@ -65,6 +71,8 @@ class Machine:
         self.violations: list[str] = []
         self.tell: Callable[[str], None] | None = None
         """Where a trace goes."""
+        self._looks = 0
+        """At the clock, since somebody else went on."""
         self._hub: Any = getcurrent()
         self._doomed: list[Process] = []
         self._tokens = 0
@@ -101,6 +109,7 @@ class Machine:
 
     def _run(self, actor: Actor) -> None:
         self.current = actor
+        self._looks = 0
         actor.greenlet.switch()
         self.current = None
         if actor.greenlet.dead:
@@ -111,6 +120,13 @@ class Machine:
     def _remove(self, actor: Actor) -> None:
         actor.process.actors.remove(actor)
         self.actors.remove(actor)
+
+    def look_at_clock(self) -> float:
+        """What a process is told. Ends an actor that does nothing else."""
+        self._looks += 1
+        if self._looks > LOOKS_MAX and self.current is not None:
+            raise Restless
+        return self.now
 
     def breathe(self) -> None:
         """Where an actor may be interrupted, and where a dead one ends."""

@@ -10,6 +10,10 @@ from unittest.mock import patch
 from penstock.core.mac import MacKeys
 from penstock.core.wire import Entry
 from penstock.errors import MalformedEntry
+from penstock.pipeline import workplace
+from penstock.pipeline.judgement import Judgement
+from penstock.pipeline.lane import Lane
+from penstock.pipeline.looser import AtLeastOnce
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.reader import Stretch, TierReader
 from penstock.pipeline.window import StreamWindow
@@ -182,6 +186,58 @@ def parked_event_that_is_not_taken_away() -> AbstractContextManager[Any]:
     return _instead("parked.sql", "settle", settle)
 
 
+def stream_that_goes_on_behind_a_failing_event() -> AbstractContextManager[Any]:
+    """What is parked blocks its key at most."""
+    return patch.object(Parking, "blocks_stream", False)
+
+
+def stream_that_waits_without_rest() -> AbstractContextManager[Any]:
+    """It looks at the clock until its failed event is due."""
+    wait = Lane.wait
+
+    def impatient(self: Any, stop: Any) -> None:
+        if not self._parking.blocks_stream:
+            wait(self, stop)
+
+    return patch.object(Lane, "wait", impatient)
+
+
+def lane_that_reads_on_past_what_is_at_hand() -> AbstractContextManager[Any]:
+    """It waits for the next entries where it still has some."""
+    wait = Lane.wait
+
+    def eager(self: Any, stop: Any) -> None:
+        live, self._live = self._live, ()
+        try:
+            wait(self, stop)
+        finally:
+            self._live = live
+
+    return patch.object(Lane, "wait", eager)
+
+
+def survey_that_asks_nobody() -> AbstractContextManager[Any]:
+    """A handler that is called first is called for whatever was read."""
+    return _instead(
+        "consumer.sql", "survey", lambda _, parameters: [(numbers(parameters["positions"]),)]
+    )
+
+
+def handler_that_is_called_before_its_only_attempt_is_written_down() -> AbstractContextManager[Any]:
+    """At most once as if it were at least once."""
+
+    def at_least_once(consumer: str, *, on_failure: Any, **more: Any) -> AtLeastOnce:
+        del on_failure
+        return AtLeastOnce(consumer, **more)
+
+    return patch.object(workplace, "AtMostOnce", at_least_once)
+
+
+def failure_of_an_only_attempt_that_is_kept_quiet() -> AbstractContextManager[Any]:
+    """Nobody writes its dead letter."""
+    return patch.object(Judgement, "after_the_fact", lambda *_: None)
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -198,5 +254,11 @@ MUTANTS: dict[str, Mutant] = {
         epoch_that_starts_at_the_highest_checkpoint,
         parked_key_that_is_not_passed_on,
         parked_event_that_is_not_taken_away,
+        stream_that_goes_on_behind_a_failing_event,
+        stream_that_waits_without_rest,
+        lane_that_reads_on_past_what_is_at_hand,
+        survey_that_asks_nobody,
+        handler_that_is_called_before_its_only_attempt_is_written_down,
+        failure_of_an_only_attempt_that_is_kept_quiet,
     )
 }

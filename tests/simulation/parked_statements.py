@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.simulation.database import DeadRow, Parameters, ParkedRow, Rows, Transaction
+from tests.simulation.database import (
+    WAITING,
+    DeadRow,
+    Parameters,
+    ParkedRow,
+    Rows,
+    Transaction,
+)
 from tests.simulation.inbox_statements import array, mark, numbers
 from tests.simulation.log_statements import statement
 
@@ -60,6 +67,27 @@ def due(transaction: Transaction, parameters: Parameters) -> Rows:
 
 def _first(rows: Iterable[ParkedRow], key_hash: int) -> int | None:
     return min((row.position for row in rows if row.key_hash == key_hash), default=None)
+
+
+@statement("parked.sql", "let_overtake")
+def let_overtake(transaction: Transaction, _: Parameters) -> Rows:
+    parked = transaction.database.parked
+    for position, seen in sorted(parked.items()):
+        if seen.next_attempt_at is None and not seen.held:
+            transaction.lock(parked, position)
+            # It may have gone, or been told, while we waited.
+            row = transaction.rows(parked).get(position)
+            if row is not None and row.next_attempt_at is None and not row.held:
+                now = transaction.database.machine.now
+                transaction.write(parked, position, row._replace(next_attempt_at=now))
+    return []
+
+
+@statement("parked.sql", "still_there")
+def still_there(transaction: Transaction, parameters: Parameters) -> Rows:
+    parked = transaction.rows(transaction.database.parked)
+    asked = (parked.get(position) for position in numbers(parameters["positions"]))
+    return [(row.position,) for row in asked if row is not None and not row.held]
 
 
 @statement("parked.sql", "claim")
@@ -206,3 +234,25 @@ def remove(transaction: Transaction, parameters: Parameters) -> Rows:
         _set_outcome(transaction, row, "dead")
         _promote(transaction, [row.key_hash], [position])
     return [(None,)]
+
+
+@statement("parked.sql", "begin_letter")
+def begin_letter(transaction: Transaction, parameters: Parameters) -> Rows:
+    processed, event_uuid = transaction.database.processed, parameters["event_uuid"]
+    if event_uuid not in transaction.rows(processed):
+        return [(None,)]
+    transaction.lock(processed, event_uuid)
+    _, outcome = transaction.rows(processed).get(event_uuid, (0, None))
+    return [(outcome,)]
+
+
+@statement("parked.sql", "declare_dead")
+def declare_dead(transaction: Transaction, parameters: Parameters) -> Rows:
+    processed, event_uuid = transaction.database.processed, parameters["event_uuid"]
+    row = transaction.rows(processed).get(event_uuid)
+    if row is not None:
+        transaction.write(processed, event_uuid, (row[0], "dead"))
+    return []
+
+
+WAITING.add(let_overtake)

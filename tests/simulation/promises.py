@@ -1,54 +1,29 @@
-"""What a line promises, whatever happens to it; looked at with every commit and at the end."""
+"""What a line promises, whatever happens to it; looked at now and then, and at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import assert_never
+
 from penstock.core.lanes import lane_of
+from penstock.core.options import Guarantee
 from penstock.core.wire import decode_entry
 from penstock.errors import MalformedEntry
-from tests.simulation.database import Effect
+from tests.simulation.database import OutboxRow
+from tests.simulation.effects import Effects
 from tests.simulation.log_statements import hole_body
 from tests.simulation.world import KEYS, World
 
 
 class Promises:
-    """Each effect once, in the order of its key, and at the end everything settled."""
+    """Every effect as promised, and at the end everything settled."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._handled: dict[str, Effect] = {}
-        self._last_of_key: dict[str, int] = {}
-        self._has_lost = False
+        self._shape = world.shape
+        self._effects = Effects(world)
         self._is_thorough = world.machine.dice() < 0.25
         """Whether to wait until the checkpoints are at the end too, which takes a while."""
-        world.database.on_effects = self.check_effects
-        world.at_fail_over.append(self._forget)
-
-    def _forget(self) -> None:
-        """PostgreSQL has lost commits: what is left of the effects counts."""
-        self._has_lost = True
-        effects, self._handled, self._last_of_key = self._world.database.effects, {}, {}
-        self.check_effects(effects)
-
-    def check_effects(self, effects: list[Effect]) -> None:
-        """With the commit that brings them."""
-        world = self._world
-        for effect in effects:
-            if effect.event_uuid in self._handled:
-                world.machine.violate(f"repeated: {effect}")
-            self._handled[effect.event_uuid] = effect
-            if effect.key is None:
-                continue
-            if effect.number <= self._last_of_key.get(effect.key, 0):
-                world.machine.violate(f"out of order: {effect}")
-            self._last_of_key[effect.key] = effect.number
-            self._check_overtaking(effect)
-
-    def _check_overtaking(self, effect: Effect) -> None:
-        database = self._world.database
-        for row in database.parked.values():
-            parked = database.by_position.get(row.position)
-            if parked is not None and parked.key == effect.key and row.position < effect.position:
-                self._world.machine.violate(f"{effect} overtook {row.position}, which is parked")
 
     def check_checkpoints(self) -> None:
         """No lane has passed an event that nobody has entered."""
@@ -77,15 +52,16 @@ class Promises:
 
     def _is_consumed(self) -> bool:
         database = self._world.database
-        if any(row.event_uuid not in database.processed for row in database.outbox.values()):
+        if any(row.event_uuid not in database.processed for row in self._owed()):
             return False
-        if self._unheld():
+        if self._unheld() or self._effects.unburied():
             return False
-        if not self._is_thorough:
+        if not self._is_thorough or self._is_held_up():
             return True
         # After a failover a consumer may be ahead: it has handled what PostgreSQL has lost.
         return all(
-            row.checkpoint == database.head or (row.checkpoint > database.head and self._has_lost)
+            row.checkpoint == database.head
+            or (row.checkpoint > database.head and self._effects.has_lost)
             for _, row in database.consumer_leases()
         )
 
@@ -96,9 +72,22 @@ class Promises:
             return server.tail()
         return None if server.meta is None else server.meta.base
 
-    def _unheld(self) -> list[int]:
-        """Parked positions whose key is not held."""
+    def _owed(self) -> Iterable[OutboxRow]:
+        """The events that are to be settled; nothing passes a held one of a whole stream."""
+        outbox, parked = self._world.database.outbox.values(), self._world.database.parked
+        if not self._is_held_up():
+            return outbox
+        return (row for row in outbox if row.position is not None and row.position < min(parked))
+
+    def _is_held_up(self) -> bool:
         parked = self._world.database.parked.values()
+        return self._shape.order == "stream" and any(row.held for row in parked)
+
+    def _unheld(self) -> list[int]:
+        """Parked positions that wait for no operator."""
+        parked = self._world.database.parked.values()
+        if self._shape.order == "none":
+            return [row.position for row in parked if not row.held]
         held = {row.key_hash for row in parked if row.held}
         return [row.position for row in parked if row.key_hash not in held]
 
@@ -135,12 +124,21 @@ class Promises:
             return
         position, outcome = settled
         is_parked, is_dead = position in database.parked, event_uuid in database.dead
-        expected = {"handled": (True, False, False), "dead": (False, False, True)}.get(outcome)
-        found = (event_uuid in self._handled, is_parked, is_dead)
-        if outcome == "parked":
-            expected = (False, True, is_dead)
-        if found != expected:
-            violate(f"{position} is entered as {outcome}, but (handled, parked, dead) is {found}")
+        expected = {"handled": (False, False), "dead": (False, True)}.get(outcome, (True, is_dead))
+        if (is_parked, is_dead) != expected:
+            violate(f"{position} is entered as {outcome}, but parked {is_parked}, dead {is_dead}")
+        has_effect = event_uuid in self._effects.seen
+        match self._shape.guarantee:
+            case Guarantee.EXACTLY_ONCE:
+                is_right = has_effect is (outcome == "handled")
+            case Guarantee.AT_LEAST_ONCE:
+                is_right = has_effect or outcome != "handled"
+            case Guarantee.AT_MOST_ONCE:
+                is_right = outcome in {"handled", "dead"}
+            case unreachable:
+                assert_never(unreachable)
+        if not is_right:
+            violate(f"{position} is entered as {outcome}, and has an effect: {has_effect}")
 
     def _check_hot_log(self) -> None:
         """What is signed is what PostgreSQL holds there, byte for byte. The rest nobody reads."""

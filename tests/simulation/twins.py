@@ -445,6 +445,29 @@ class Twins:
             ("finish", lambda w: suspects.finish_within(w, CONSUMER, position)),
         ]
 
+    def letter(self) -> None:
+        """What failed after it was settled is buried, in a transaction of its own."""
+        slot, entry = self.number(0, 1), self._entry()
+        if self._held[slot] is not None or entry is None:
+            return
+        outcome = self.both(
+            f"{slot}: begin_letter {entry.position}",
+            lambda s: [self.parked.begin_letter(s.workers[slot], CONSUMER, entry)],
+        )
+        if outcome != ["handled"] or self.chance(0.5):
+            self._rollback(slot)
+            return
+
+        def bury(server: Server) -> str:
+            worker = server.workers[slot]
+            self.parked.bury(worker, CONSUMER, entry, LETTER)
+            self.parked.declare_dead(worker, CONSUMER, entry)
+            return "buried"
+
+        if self.both(f"{slot}: declare_dead {entry.position}", bury) is None:
+            self._rollback(slot)
+        self.look_at_books()
+
     def end_batch(self) -> None:
         slot = self.number(0, 1)
         lease = self._held[slot]
@@ -511,6 +534,28 @@ class Twins:
             ),
         )
 
+    def survey(self) -> None:
+        """What a handler asks that is called before its events are claimed."""
+        batch = self._batch(is_parked=self.chance(0.5))
+        if batch is None:
+            return
+        hashes = [key_hash(entry.key, entry.event_uuid) for entry in batch.entries]
+        in_order = self.chance(0.7)
+        positions = [entry.position for entry in batch.entries]
+        self.both(
+            f"survey {positions}",
+            lambda s: self.inbox.survey(
+                s.connection, CONSUMER, batch, hashes if in_order else None
+            ),
+        )
+        self.both(
+            f"still_there {positions}",
+            lambda s: self.parked.still_there(s.connection, CONSUMER, batch),
+        )
+        parked: Any = self.parked
+        if self.chance(0.1):
+            self.both("let_overtake", lambda s: [parked.let_overtake(s.connection, CONSUMER)])
+
     def look_at_books(self) -> None:
         """What is committed, row by row."""
         model = self.model
@@ -537,7 +582,7 @@ class Twins:
         *(send, send, number_events, look_at_outbox, look_at_stream, step_over),
         *(acquire, expire, keep_leases, give_back, share_lanes, change_lanes, suspect),
         *(claim, claim, claim, within, within, within, within, within, within),
-        *(end_batch, end_batch, end_batch, look_at_parked),
+        *(end_batch, end_batch, end_batch, look_at_parked, letter, survey),
     )
 
     def walk(self, steps: int) -> None:

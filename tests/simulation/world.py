@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal
@@ -14,10 +13,7 @@ import psycopg
 
 from penstock.core.forensics import Forensics
 from penstock.core.mac import MacKeys
-from penstock.core.options import ConsumerOptions, OnExhausted
-from penstock.core.retry import Retry
 from penstock.core.settings import Settings
-from penstock.core.wire import Entry
 from penstock.errors import PenstockError
 from penstock.pipeline import (
     calling,
@@ -35,7 +31,6 @@ from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.gate import Gate
 from penstock.pipeline.publisher import Publisher
 from penstock.pipeline.seams import ConsumerSeams
-from penstock.pipeline.signature import HandlerPlan, View
 from penstock.runtime import leases, loop
 from penstock.runtime.leases import LeaseKeeper
 from penstock.runtime.loop import Loop, Stage
@@ -43,8 +38,10 @@ from penstock.stores import outage
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
 from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
 from tests.simulation.database import Database, Effect, OutboxRow
+from tests.simulation.handling import Conduct, Handlers
 from tests.simulation.hot_log import HotServer, ModelHotLog
 from tests.simulation.machine import Actor, Machine, Process
+from tests.simulation.shapes import Shape, options_of
 
 # Everything takes a while of the same order, so that no history waits long for anything.
 SETTINGS = Settings(
@@ -72,7 +69,6 @@ TIMES: tuple[tuple[Any, str, float], ...] = (
     (parking, "LOOK_SOON_SECONDS", 0.3),
 )
 Role = Literal["publisher", "consumer"]
-RETRY = Retry.fixed(seconds=0.2, attempts_max=3)
 FORENSICS = Forensics("Error", "", "", "")
 
 
@@ -81,24 +77,6 @@ class KEYS:
 
     own = MacKeys.parse(SETTINGS.mac_key or "")
     forged = MacKeys(b"key1", {b"key1": b"fedcba9876543210"})
-
-
-@dataclass(slots=True)
-class Conduct:
-    """How a handler takes one event."""
-
-    failures_left: int = 0
-    """So many calls fail before one succeeds."""
-    error: type[Exception] = ValueError
-    is_deadly: bool = False
-    """Whether its handler ends the process."""
-
-
-class Plan(HandlerPlan):
-    """A handler that takes the entry as it is: nothing is decoded that nobody looks at."""
-
-    def decode(self, entry: Entry) -> Any:
-        return entry
 
 
 class Crew:
@@ -161,18 +139,6 @@ class Keeper(LeaseKeeper):
                 continue
 
 
-@cache
-def _options(lanes: int, batch_size: int, on_exhausted: OnExhausted) -> ConsumerOptions:
-    return ConsumerOptions(
-        stream_name=Database.stream_name,
-        name="bill",
-        lanes=lanes,
-        batch_size=batch_size,
-        retry=RETRY,
-        on_exhausted=on_exhausted,
-    )
-
-
 class Worker:
     """One process: a publisher, or a consumer with its lanes."""
 
@@ -183,7 +149,7 @@ class Worker:
         self._keeper = Keeper(name, world.wire)
         machine = world.machine
         machine.start(self.process, "keeper", self._keeper.keep)
-        self._lanes = world.lanes
+        self._shape = world.shape
         self._deployed_at = datetime.fromtimestamp(machine.now, UTC)
         open_stage = self._publisher if role == "publisher" else self._consumer
         self.loop(role, open_stage, Event())
@@ -201,8 +167,8 @@ class Worker:
         world = self.world
         consuming = Consuming(
             name=Database.consumer,
-            options=_options(self._lanes, world.batch_size, world.on_exhausted),
-            plan=Plan(self._handle, False, False, True, None, (None, View.CURSOR)),
+            options=options_of(self._shape),
+            plan=Handlers(world, self.process).plan(self._shape.guarantee),
             settings=SETTINGS,
             leases=self._keeper,
             seams=ConsumerSeams(
@@ -219,26 +185,6 @@ class Worker:
             deployed_at=self._deployed_at,
         )
 
-    def _handle(self, entry: Entry, cursor: ModelWorker) -> None:
-        """The handler: writes one effect, or fails as the event wants it."""
-        world = self.world
-        row = world.database.by_position.get(entry.position)
-        if row is None or row.event_uuid != entry.event_uuid:
-            row = world.forgotten.get((entry.position, entry.event_uuid))
-        if row is None:
-            world.machine.violate(f"phantom: {entry.event_uuid} was handled at {entry.position}")
-            return
-        conduct = world.conduct.get(entry.event_uuid)
-        if conduct is not None:
-            if conduct.is_deadly:
-                world.note_fault("deadly event")
-                world.machine.kill(self.process)
-            if conduct.failures_left > 0:
-                conduct.failures_left -= 1
-                world.note_fault("failing handler")
-                raise conduct.error("as the history wants it")
-        cursor.write(Effect(row.event_uuid, row.key, row.number, entry.position))
-
 
 class World:
     """The servers, the worker processes, and what is expected of them."""
@@ -251,14 +197,17 @@ class World:
         self.hot.alive_seconds = 1.0
         self.wire = present.wire = Wire(self.database)
         self.conduct: dict[str, Conduct] = {}
+        self.on_attempt: Callable[[Effect, Process], None] = lambda _effect, _process: None
+        """Told of every call of a handler, when it begins."""
+        self.on_call: Callable[[Effect], None] = lambda _effect: None
+        """Told of effects that are outside of the database, when they happen."""
+        self.on_failure: Callable[[str, Process], None] = lambda _event_uuid, _process: None
         self.faults: dict[str, int] = {}
         self.workers: list[Worker] = []
         self.saved = self.hot.snapshot()
         self.roles: tuple[Role, ...] = ("publisher", "consumer")
         """Which kinds of workers there are; a part of a line alone has half of the turns to pay."""
-        self.lanes = 1
-        self.batch_size = 3
-        self.on_exhausted: OnExhausted = "bury"
+        self.shape = Shape()
         self.forgotten: dict[tuple[int, str], OutboxRow] = {}
         """Events that a failover has lost; who still finds them on the hot log may handle them."""
         self.standby = self.database.snapshot()
