@@ -18,9 +18,16 @@ from penstock.core.events import StreamEvent
 from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.retry import Retry
-from penstock.errors import CommitInTransactionError, LeaseLost, UsageError
+from penstock.errors import (
+    AlreadyHandled,
+    CommitInTransactionError,
+    FatalError,
+    LeaseLost,
+    UsageError,
+)
 from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.context import Context
+from penstock.stores.operations import Kind, Operation
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
@@ -529,6 +536,46 @@ def test_without_order_nothing_is_left_out_behind_a_parked_event(bench: Workbenc
     run_until_idle(bench.consumer(world.call, **options))
     assert world.calls == [1, 2, 3, 4, 5, 6]
     assert outcomes(bench) == {"handled": [1, 3, 4, 5, 6], "parked": [2]}
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+@pytest.mark.parametrize("kind", ["discard", "redrive"])
+def test_an_event_that_is_taken_away_while_its_handler_runs_completes_nothing(
+    bench: Workbench, kind: Kind, is_swallowed: bool
+) -> None:
+    bench.send(4)
+    bench.publish()
+    bad = {1, 4}
+    calls: list[int] = []
+    operation = Operation(bench.connection, kind, {}, consumer=None, by="me", reason="")
+
+    def handler(event: Placed, context: Context) -> None:
+        calls.append(event.n)
+        if event.n in bad:
+            raise FatalError("not today")
+        if event.n == 1 and kind == "discard":
+            assert operation.discard(bench.rows("SELECT id FROM events.dead_letter")) == 2
+        if event.n == 1 and kind == "redrive":
+            assert operation.take_back(10) == 2
+        swallowed = [AlreadyHandled] if is_swallowed else []
+        with suppress(*swallowed), context.complete() as session:
+            write(session, event.n)
+
+    lane = bench.consumer(handler, **AT_LEAST)
+    run_until_idle(lane)
+    bad.clear()
+    letters = bench.rows("SELECT id FROM events.dead_letter ORDER BY id")
+    redrive = Operation(bench.connection, "redrive", {}, consumer=None, by="me", reason="")
+    operation = redrive if kind == "redrive" else operation
+    assert redrive.move(letters) == 2
+    look_now(lane)
+    with heard(signals.EventFailed) as failures:
+        drive(lane, lambda: calls[4:5] == [1])
+        run_until_idle(lane)
+    assert not failures
+    assert effects(bench) == [2, 3]
+    outcome = "discarded" if kind == "discard" else "dead"
+    assert outcomes(bench) == {"handled": [2, 3], outcome: [1, 4]}
 
 
 def test_a_parked_event_that_was_taken_away_is_not_called(bench: Workbench) -> None:

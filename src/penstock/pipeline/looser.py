@@ -12,7 +12,7 @@ from penstock.core.discretion import describe_about
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.wire import Entry
-from penstock.errors import LeaseLost, ServerUnavailable, UsageError
+from penstock.errors import AlreadyHandled, LeaseLost, ServerUnavailable, UsageError
 from penstock.pipeline.attempt import Settled, undone_on_error
 from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.ledger import Ledger
@@ -69,8 +69,8 @@ class AtLeastOnce:
         failure = progress.unfinished(failure)
         if failure is not None:
             handled = next((n for n, e in enumerate(todo) if e.position == failure.culprit), 0)
-            if progress.has_completed(todo[handled]):
-                self._tell_late(todo[handled], failure)
+            if progress.is_over(todo[handled]):
+                self._tell_late(progress, todo[handled], failure)
                 handled, failure = handled + 1, None
         last = batch.last if handled == len(todo) else todo[handled].position - 1
         # What came before a failing event is done, and is not done again; where this connection
@@ -97,15 +97,11 @@ class AtLeastOnce:
             seams=self._seams,
         )
 
-    def _tell_late(self, entry: Entry, failure: HandlerFailed) -> None:
-        emit(
-            signals.CompletedThenFailed(
-                self._consumer,
-                entry.position,
-                entry.event_uuid,
-                describe_about(failure.error, [entry]),
-            )
-        )
+    def _tell_late(self, progress: Completion, entry: Entry, failure: HandlerFailed) -> None:
+        if progress.has_completed(entry):
+            error = describe_about(failure.error, [entry])
+            event = (self._consumer, entry.position, entry.event_uuid)
+            emit(signals.CompletedThenFailed(*event, error))
 
 
 class Completion:
@@ -131,12 +127,17 @@ class Completion:
         self._seams = seams
         self._open_for: Entry | None = None
         self._loss: Exception | None = None
+        self._taken_away: set[int] = set()
         self.settled_to = 0
         """How far the books are; 0: as they were."""
 
     def has_completed(self, entry: Entry) -> bool:
         """Whether a handler has completed this event."""
         return entry.position <= self.settled_to
+
+    def is_over(self, entry: Entry) -> bool:
+        """Whether no failure of its handler counts: it is completed, or somebody took it away."""
+        return self.has_completed(entry) or entry.position in self._taken_away
 
     def settle(self, last: int) -> None:
         """Settle everything up to `last` that is not settled yet."""
@@ -232,7 +233,15 @@ class Completion:
         is_last = entry.position == self._batch.entries[-1].position
         part = self._part(self._batch.last if is_last else entry.position)
         assert part is not None
-        return part, self._ledger.open(part, self._lease, called=self._fresh)
+        claim = self._ledger.open(part, self._lease, called=self._fresh)
+        if entry.position not in claim.fresh:
+            # Without its row it may be given up, or a dead letter again that others redrive.
+            self._taken_away.add(entry.position)
+            raise AlreadyHandled(
+                f"An operator took {entry.stream_name}/{entry.position} away while its handler "
+                "ran. Nothing was written: it is discarded, or a dead letter as before."
+            )
+        return part, claim
 
     def _finish(self, part: Batch, claim: Claim, session: Any) -> None:
         self._worker.guard.require_kept()
