@@ -125,18 +125,17 @@ class Lane:
             return
         # Nobody wakes a lane that polls; its step has just read, and the next one reads again.
         is_polling = self._window.is_polling(self._cursor)
-        longest_seconds = BROWNOUT_POLL_SECONDS if is_polling else WAIT_SECONDS
-        wait_seconds = min(longest_seconds, self._parking.due_seconds)
+        seconds = BROWNOUT_POLL_SECONDS if is_polling else WAIT_SECONDS
+        seconds = min(seconds, self._parking.due_seconds)
         if is_polling or is_blocked:
-            stop.wait(wait_seconds)
+            stop.wait(seconds)
             return
         try:
-            scan = self._read(wait_seconds=wait_seconds)
+            scan = self._read(wait_seconds=seconds)
+            self._ahead = scan if scan.through > self._cursor else None
         except PositionMissing as missing:
             # For the next step to tell: it might be asked too soon to find out by itself.
             self._missing = missing
-        else:
-            self._ahead = scan if scan.through > self._cursor else None
 
     def close(self) -> None:
         """Give back the lease and the connection."""
