@@ -100,6 +100,110 @@ def test_what_is_not_done_in_time_is_told(penstock):
     assert invoices() == [4, 5]
 """
 
+WAITING = """
+import threading
+from collections.abc import Iterator
+
+from penstock import Event, Guarantee, Pipeline, Retry
+
+pipeline = Pipeline("shop", database_url="postgresql://production.invalid/shop", shutdown_seconds=1)
+
+class Asked(Event, type="asked", version=1, key="n"):
+    n: int
+
+class Client: ...
+
+@pipeline.resource
+def client() -> Iterator[Client]:
+    if is_away:
+        raise ConnectionRefusedError("nobody is there")
+    yield Client()
+
+is_away: list[bool] = []
+seen: list[int] = []
+is_over = threading.Event()
+
+@pipeline.consumer("strict", name="strict", order="stream", retry=Retry.fixed(seconds=3600))
+def in_order(event: Asked) -> None:
+    if event.n == 13:
+        raise LookupError("try again in an hour")
+    seen.append(event.n)
+
+@pipeline.consumer(
+    "calls", name="call", guarantee=Guarantee.AT_MOST_ONCE, start="earliest"
+)
+def call(event: Asked) -> None:
+    settled.wait(30)
+    pipeline.send_now("answers", event)
+
+settled = threading.Event()
+
+@pipeline.consumer("answers", name="answer")
+def answer(event: Asked) -> None:
+    seen.append(event.n)
+
+@pipeline.consumer("mails", name="mail")
+def mail(event: Asked, client: Client) -> None:
+    seen.append(event.n)
+
+@pipeline.consumer("hanging", name="hang")
+def hang(event: Asked) -> None:
+    is_over.wait(60)
+"""
+
+WAITS = """
+from datetime import timedelta
+
+import psycopg
+import pytest
+import waiting
+from waiting import Asked, pipeline, seen
+from sqlalchemy.orm import Session
+
+@pytest.fixture(autouse=True)
+def clear():
+    seen.clear()
+    waiting.is_away.clear()
+
+def test_a_stream_that_waits_behind_a_retry_is_left_for_later(penstock):
+    for n in (1, 13, 2):
+        pipeline.send_now("strict", Asked(n=n))
+    penstock.run_until_idle()
+    assert set(seen) == {1}
+
+def test_a_timer_that_is_held_is_left_alone(penstock):
+    with Session(pipeline.engine) as session, session.begin():
+        pipeline.schedule(session, "strict", Asked(n=1), delay=timedelta(), timer_id="held")
+    with psycopg.connect(penstock.database_url) as connection:
+        connection.execute("UPDATE events.timer SET held_at = now(), held_reason = 'no'")
+    penstock.run_until_idle()
+    assert seen == []
+
+def test_what_follows_of_a_call_after_its_event_was_settled_has_happened(penstock, monkeypatch):
+    look = penstock._unfinished
+    def settle(connection):
+        unfinished = look(connection)
+        if not unfinished:
+            waiting.settled.set()
+        return unfinished
+    monkeypatch.setattr(penstock, "_unfinished", settle)
+    pipeline.send_now("calls", Asked(n=1))
+    penstock.run_until_idle()
+    assert seen == [1]
+
+def test_a_resource_that_is_not_to_be_had_is_named(penstock):
+    waiting.is_away.append(True)
+    pipeline.send_now("mails", Asked(n=1))
+    with pytest.raises(AssertionError, match="mail has not begun; .*client.*nobody is there"):
+        penstock.run_until_idle(seconds=1)
+
+def test_a_handler_that_hangs_fails_its_test(penstock):
+    pipeline.send_now("hanging", Asked(n=1))
+    with pytest.raises(AssertionError, match="not come to its end.*shop.hang has 1 events"):
+        penstock.run_until_idle(seconds=0.5)
+    waiting.is_over.set()
+"""
+
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {
@@ -123,6 +227,15 @@ def test_an_application_is_tested_on_real_servers(project: Path) -> None:
     done = run_pytest(project)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+
+
+def test_what_has_to_wait_is_left_and_what_hangs_is_told(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "test_waiting.py").write_text(WAITS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npenstock_app = waiting:pipeline\n")
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "5 passed" in done.stdout
 
 
 def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> None:

@@ -22,7 +22,11 @@ SELECT wanted.name || CASE
         WHERE l.stream_name = c.stream_name AND l.epoch = c.epoch
           AND split_part(l.role, '/', 1) = 'consumer:' || c.name
        ) AS place
- WHERE c.name IS NULL OR place.checkpoint < coalesce(s.head, f.head, 0)
+ WHERE c.name IS NULL
+    OR (place.checkpoint < coalesce(s.head, f.head, 0)
+        -- Where the whole stream waits behind a retry, only time brings more.
+        AND NOT (c.ordering = 'stream' AND EXISTS (
+                 SELECT 1 FROM events.parked_event p WHERE p.consumer = c.name)))
  UNION ALL
 SELECT consumer || ' has parked events to try: ' || count(*)
   FROM events.parked_event
@@ -30,5 +34,5 @@ SELECT consumer || ' has parked events to try: ' || count(*)
  GROUP BY consumer
  UNION ALL
 SELECT 'timers that are due: ' || count(*)
-  FROM events.timer WHERE due_at <= clock_timestamp()
+  FROM events.timer WHERE due_at <= clock_timestamp() AND held_at IS NULL
 HAVING count(*) > 0
