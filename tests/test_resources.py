@@ -16,7 +16,7 @@ from penstock import Context, Guarantee, Pipeline
 from penstock.errors import RegistrationError
 from penstock.telemetry import signals
 from penstock.testing import deliver
-from tests.events import Placed
+from tests.events import Cancelled, Placed
 from tests.test_consumer import heard
 from tests.test_seams import working
 from tests.waiting import SOON_SECONDS, wait_until
@@ -211,6 +211,8 @@ def test_a_test_gives_its_own() -> None:
     assert asyncio.run(awaited) is other
     with pytest.raises(RegistrationError, match="'client' is neither an event nor something known"):
         deliver(handler, Placed(n=1))
+    with pytest.raises(RegistrationError, match=r"'client' is neither.*by its resources="):
+        deliver(asynchronous, Placed(n=1))
 
 
 # ── registering ────────────────────────────────────────────────────────────────────────────────
@@ -244,6 +246,14 @@ def a_list() -> Iterator[list[Client]]:
     yield []
 
 
+def some_events() -> Iterator[Placed | Cancelled]:
+    yield Placed(n=1)
+
+
+def a_body() -> Iterator[dict[str, Any]]:
+    yield {}
+
+
 def text() -> Iterator[str]:
     yield ""
 
@@ -263,6 +273,8 @@ def anything() -> Iterator[Any]:
         (a_session, "annotation Session means something else"),
         (an_event, "annotation Placed means something else"),
         (a_list, "means something else"),
+        (some_events, "means something else"),
+        (a_body, "means something else"),
         (text, "annotation str means something else"),
         (anything, "means something else"),
     ],

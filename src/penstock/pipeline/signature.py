@@ -127,19 +127,22 @@ def read_signature(
     wanted, places = read_parameters(function, resources, refuse, EXAMPLE)
     is_async = inspect.iscoroutinefunction(function)
     plan: list[View | None] = []
+    event_name: str | None = None
     event_annotation: Any = None
     for name, annotation in wanted.items():
         view = _view(annotation, is_async, name, consumer)
-        if view is None and event_annotation is not None:
+        if view is None and event_name is not None:
+            # Whichever stands first, the event is not the one to complain about.
+            other = name if _is_event(event_annotation) else event_name
             raise refuse(
-                f"{name!r} is neither an event nor something known; a resource is known below its "
-                "@pipeline.resource",
+                f"{other!r} is neither an event nor something known; a resource is known below its "
+                "@pipeline.resource, and to deliver() by its resources={…}",
                 EXAMPLE,
             )
         if view is None:
-            event_annotation = annotation
+            event_name, event_annotation = name, annotation
         plan.append(view)
-    if event_annotation is None:
+    if event_name is None:
         why = "no parameter takes the event" if wanted else "it takes no event"
         raise refuse(why, EXAMPLE)
     is_batch, wraps, contracts = _event_shape(event_annotation, consumer)
@@ -156,8 +159,17 @@ def read_signature(
 
 def is_known(annotation: Any) -> bool:
     """Whether a parameter with this annotation means something to consumers."""
+    return _is_event(annotation) or _is_one_of(
+        annotation, (Context, list, *_SYNC_VIEWS, *_ASYNC_VIEWS)
+    )
+
+
+def _is_event(annotation: Any) -> bool:
+    return any(_is_one_of(member, (Event, StreamEvent)) for member in _members(annotation))
+
+
+def _is_one_of(annotation: Any, known: tuple[type, ...]) -> bool:
     plain = typing.get_origin(annotation) or annotation
-    known = (Event, StreamEvent, Context, list, *_SYNC_VIEWS, *_ASYNC_VIEWS)
     return isinstance(plain, type) and issubclass(plain, known)
 
 

@@ -99,8 +99,9 @@ def read_timer_signature(
 
 def is_known_to_timers(annotation: Any) -> bool:
     """Whether a parameter with this annotation means something to timers: bodies are data."""
-    return annotation in (dict, str, bytes, int, float, bool) or (
-        isinstance(annotation, type) and issubclass(annotation, TimerMessage)
+    plain = typing.get_origin(annotation) or annotation
+    return plain in (dict, str, bytes, int, float, bool) or (
+        isinstance(plain, type) and issubclass(plain, TimerMessage)
     )
 
 
