@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from penstock import Context, Guarantee, Pipeline
+from penstock import Context, Guarantee, Pipeline, TimerMessage
 from penstock.errors import RegistrationError
 from penstock.telemetry import signals
 from penstock.testing import deliver
@@ -30,6 +31,7 @@ class AsyncClient:
     """The same for asyncio."""
 
     loop: asyncio.AbstractEventLoop
+    is_over: asyncio.Event
 
 
 @contextmanager
@@ -145,6 +147,66 @@ def test_its_handlers_wait_for_one_that_cannot_be_opened_and_others_go_on(
     assert away.server == "the resource client"
     assert "nobody is there" in away.error
     assert [back.server for back in found] == ["the resource client"]
+
+
+def test_one_that_ends_by_itself_is_opened_anew_and_no_event_pays_for_it(
+    database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: list[AsyncClient] = []
+    tries: list[int] = []
+    seen: list[str] = []
+    has_ended = threading.Event()
+    with pipeline_for(database_url, redis_url) as pipeline:
+
+        @pipeline.resource
+        async def client() -> AsyncIterator[AsyncClient]:
+            tries.append(1)
+            if len(tries) in (2, *range(4, 9)):
+                raise ConnectionRefusedError("not back yet")
+            try:
+                async with asyncio.TaskGroup() as beside:
+                    made = AsyncClient()
+                    made.loop, made.is_over = asyncio.get_running_loop(), asyncio.Event()
+                    task = beside.create_task(lose(made.is_over))
+                    opened.append(made)
+                    yield made
+                    task.cancel()
+            finally:
+                has_ended.set()
+
+        async def lose(is_over: asyncio.Event) -> None:
+            await is_over.wait()
+            raise ConnectionResetError("the other side is gone")
+
+        def end(client: AsyncClient) -> None:
+            has_ended.clear()
+            client.loop.call_soon_threadsafe(client.is_over.set)
+            assert has_ended.wait(SOON_SECONDS)
+            # Its task is over by the time that the loop has come to another one.
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), client.loop).result(SOON_SECONDS)
+
+        @pipeline.consumer(
+            "orders", name="tell", guarantee=Guarantee.AT_MOST_ONCE, start="earliest"
+        )
+        async def tell(event: Placed, client: AsyncClient) -> None:
+            seen.append(f"told {event.n} by {opened.index(client)}")
+
+        @pipeline.timer("reminders")
+        async def remind(body: int, client: AsyncClient, message: TimerMessage) -> None:
+            seen.append(f"reminded {body} by {opened.index(client)} at attempt {message.attempt}")
+
+        pipeline.send_now("orders", Placed(n=1))
+        with working(pipeline, "publisher", "consumer:tell", "timer:reminders"):
+            wait_until(lambda: len(seen) == 1, what="the first is handled")
+            end(opened[0])
+            pipeline.timers.publish(3, "reminders", activate_in=timedelta())
+            wait_until(lambda: len(seen) == 2, what="the timer is handled")
+            end(opened[1])
+            pipeline.send_now("orders", Placed(n=2))
+            wait_until(lambda: len(seen) == 3, what="the second is handled")
+    assert seen == ["told 1 by 0", "reminded 3 by 1 at attempt 1", "told 2 by 2"]
+    assert "the resource client ended by itself" in caplog.text
+    assert "the other side is gone" in caplog.text
 
 
 def test_an_error_at_the_end_is_logged_and_ends_nobody(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.core.isolation import Batch, split
 from penstock.core.wire import Entry
-from penstock.errors import ConnectionBroken, ServerReadOnly, ServerUnavailable
+from penstock.errors import ConnectionBroken, ResourceUnavailable, ServerReadOnly, ServerUnavailable
 from penstock.pipeline.calling import HandlerFailed
 from penstock.stores.parked import Letter
 
@@ -27,7 +27,7 @@ class Losses:
 
     def note(self, batch: Batch, error: ServerUnavailable) -> bool:
         """One more. Returns whether that is no chance any more, but the event's doing."""
-        if isinstance(error, ServerReadOnly):
+        if isinstance(error, ServerReadOnly | ResourceUnavailable):
             return False
         count = self._in_a_row[batch.first] = self._in_a_row.get(batch.first, 0) + 1
         if count >= SUSPECT_FROM:

@@ -12,16 +12,25 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any
 
 from penstock.core.failures import describe
 from penstock.errors import ResourceUnavailable
 from penstock.stores.async_worker_connection import enter_loop, leave_loop
 
-Opened: TypeAlias = tuple[Any, Callable[[], object]]
-"""What handlers are given, and what closes it."""
 _logger = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What handlers are given, and what closes it."""
+
+    value: Any
+    close: Callable[[], object]
+    has_ended: Callable[[], bool] = lambda: False
+    """Whether it is closed though nobody asked for that: its own task group failed, say."""
 
 
 class Resource:
@@ -41,31 +50,47 @@ class Resource:
     def value(self) -> Any:
         """What handlers are given."""
         opened = self._opened
-        assert opened is not None, "opened before any handler is called"
-        return opened[0]
+        if opened is None:
+            raise ResourceUnavailable(self.name, "it has ended")
+        return opened.value
 
     def enter(self) -> None:
         """Use it from now on. Raises ResourceUnavailable; nothing is in use then."""
         with self._lock:
-            if self._opened is None:
-                try:
-                    make = _opened_on_loop if self.is_async else _opened
-                    self._opened = make(self._function)
-                except Exception as error:
-                    raise ResourceUnavailable(self.name, describe(error)) from error
+            self._require_open()
             self._users += 1
+
+    def require_open(self) -> None:
+        """Open it anew where it has ended by itself. Raises ResourceUnavailable."""
+        opened = self._opened
+        if opened is None or opened.has_ended():
+            with self._lock:
+                self._require_open()
 
     def leave(self) -> None:
         """Use it no more; the last one closes it. An error of its own is logged."""
         with self._lock:
             self._users -= 1
-            if self._users or self._opened is None:
-                return
-            (_, close), self._opened = self._opened, None
+            if self._users == 0:
+                self._close("failed while it was closed")
+
+    def _require_open(self) -> None:
+        if self._opened is not None and self._opened.has_ended():
+            self._close("ended by itself; it is opened anew")
+        if self._opened is None:
             try:
-                close()
-            except Exception:
-                _logger.exception("the resource %s failed while it was closed", self.name)
+                make = _opened_on_loop if self.is_async else _opened
+                self._opened = make(self._function)
+            except Exception as error:
+                raise ResourceUnavailable(self.name, describe(error)) from error
+
+    def _close(self, what_happened: str) -> None:
+        opened, self._opened = self._opened, None
+        try:
+            if opened is not None:
+                opened.close()
+        except Exception:
+            _logger.exception("the resource %s %s", self.name, what_happened)
 
 
 class Holdings:
@@ -92,6 +117,12 @@ class Holdings:
         with self._lock:
             while self._held:
                 self._held.pop().leave()
+
+
+def require_open(resources: Iterable[Resource]) -> None:
+    """Before handlers are called. Not on their event loop. Raises ResourceUnavailable."""
+    for resource in resources:
+        resource.require_open()
 
 
 def find(resources: Sequence[Resource], annotation: Any) -> Resource | None:
@@ -138,7 +169,7 @@ def bound(function: Callable[..., Any], places: Mapping[int, Resource]) -> Calla
 
 def _opened(function: Callable[[], Any]) -> Opened:
     manager = contextmanager(function)()
-    return manager.__enter__(), lambda: manager.__exit__(None, None, None)
+    return Opened(manager.__enter__(), lambda: manager.__exit__(None, None, None))
 
 
 def _opened_on_loop(function: Callable[[], Any]) -> Opened:
@@ -157,7 +188,7 @@ def _opened_on_loop(function: Callable[[], Any]) -> Opened:
             leave_loop()
 
     try:
-        return opened.result(), close
+        return Opened(opened.result(), close, held.done)
     except BaseException:
         leave_loop()
         raise

@@ -16,6 +16,7 @@ from penstock.core.timer_messages import Nack, TimerMessage
 from penstock.core.timer_verdict import inbox_id
 from penstock.errors import HandlerQuit, HandlerTimeout, ServerUnavailable
 from penstock.pipeline.handling import current_handling
+from penstock.pipeline.resources import require_open
 from penstock.pipeline.timer_signature import Part, TimerPlan
 from penstock.stores.async_worker_connection import enter_loop, leave_loop
 from penstock.stores.postgres import refusal_in
@@ -87,6 +88,7 @@ class PlainCalls:
 
     def run(self, message: TimerMessage, due_score: float, conclude: Conclude[T]) -> T:  # noqa: ARG002
         """Call the handler. Raises what it raises, or Nacked."""
+        require_open(self._plan.resources)
         arguments = self._plan.arguments(message, {})
         with self._seams.around(), _handling(message):
             value = self._call(self._plan.function, arguments)
@@ -121,6 +123,7 @@ class ExactlyOnceCalls:
 
     def run(self, message: TimerMessage, due_score: float, conclude: Conclude[T]) -> T:
         """Call the handler and commit. Raises as `Calls.run` says."""
+        require_open(self._plan.resources)
         worker = self._opened()
         try:
             with self._seams.around():

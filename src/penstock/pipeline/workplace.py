@@ -17,6 +17,7 @@ from penstock.pipeline.judgement import Blocked, Judgement
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.looser import AtLeastOnce, AtMostOnce
 from penstock.pipeline.parking import Parking
+from penstock.pipeline.resources import require_open
 from penstock.pipeline.setting_aside import SettingAside
 from penstock.pipeline.timing import Stopwatch, TimedAttempt
 from penstock.pipeline.unsealing import Unsealing
@@ -35,6 +36,7 @@ class Workplace:
 
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
+        require_open(self._consuming.plan.resources)
         self.renew()
         settled = self.worker.run(lambda: self._attempt.run(batch, lease))
         if (called := settled.called) is None:
