@@ -306,6 +306,18 @@ def test_a_schema_says_what_is_written() -> None:
     assert written.keys() == schema["properties"].keys()
 
 
+class Endless(Event, type="contracts.endless", version=1):
+    limit: float = float("inf")
+    limits: tuple[float, ...] = (1.5, float("nan"))
+
+
+def test_a_default_that_json_cannot_express_is_not_in_the_schema() -> None:
+    # In a lock file it would be no JSON, and other than what is recorded with events.
+    properties = json_schema_of(Endless)["properties"]
+    assert properties["limit"]["default"] is None
+    assert properties["limits"]["default"] == [1.5, None]
+
+
 class Aliased(Event, type="contracts.aliased", version=1, key="order_id"):
     order_id: int = Field(alias="orderId")
 

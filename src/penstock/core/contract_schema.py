@@ -11,7 +11,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import core_schema, from_json, to_json
 
 from penstock.core.contracts import readable_versions
 from penstock.core.events import Event
@@ -76,6 +76,10 @@ class _AsWritten(DemandsAside):
             }
             for field in inner.get("computed_fields", ())
         }
+
+    def encode_default(self, dft: Any) -> Any:
+        """As JSON can express it: null where that is an infinity, as in what is recorded."""
+        return from_json(to_json(super().encode_default(dft), inf_nan_mode="null"))
 
     def get_decimal_pattern(self, schema: core_schema.DecimalSchema) -> str | None:
         """Say that it is a number, and how long: nobody could tell it from a string else."""

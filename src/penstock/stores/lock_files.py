@@ -45,6 +45,8 @@ def read_file(path: Path) -> Contract:
     try:
         contract = contract_in(json.loads(path.read_bytes()))
         require_well_formed(contract.json_schema)
+        # JSON can escape the half of a character, which is no text to anybody.
+        render(contract).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is no locked contract: {error}. Nothing was compared; mend it or take it from "

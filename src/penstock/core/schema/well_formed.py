@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -60,8 +61,17 @@ def _is_type(value: object) -> bool:
     return isinstance(names, list) and all(_is_text(name) and name in _TYPES for name in names)
 
 
+def _is_finite(value: object) -> bool:
+    """Whether JSON can express it: Python also reads NaN, Infinity and 1e400."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
 
 
 def _is_count(value: object) -> bool:
@@ -70,7 +80,8 @@ def _is_count(value: object) -> bool:
 
 _HOLDS: Final[dict[str, Callable[[object], bool]]] = {
     "type": _is_type,
-    "enum": lambda value: isinstance(value, list),
+    "const": _is_finite,
+    "enum": lambda value: isinstance(value, list) and _is_finite(value),
     "uniqueItems": lambda value: isinstance(value, bool),
     "discriminator": lambda value: isinstance(value, dict),
     "dependentRequired": lambda value: (
