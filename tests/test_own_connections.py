@@ -83,8 +83,12 @@ import os, sys
 from sqlalchemy import text
 from penstock import Pipeline
 from penstock.stores.kms import kms_for
+from penstock.stores.redis_link import RedisLink, new_client
 
 pipeline = Pipeline("shop", database_url=sys.argv[1], redis_url=None)
+client = new_client(sys.argv[2], 3)
+link = RedisLink(client)
+redis_mine = link.call("CLIENT", "ID")
 kms = kms_for("alias/shop")
 
 def backend():
@@ -94,14 +98,19 @@ def backend():
 mine = backend()
 child = os.fork()
 if child == 0:
-    os._exit(0 if backend() != mine and kms_for("alias/shop") is not kms else 1)
+    has_own = backend() != mine and link.call("CLIENT", "ID") != redis_mine
+    link.close()
+    os._exit(0 if has_own and kms_for("alias/shop") is not kms else 1)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0, "the child talks on its parent's connection"
 assert backend() == mine, "the parent's connection was closed"
+assert link.call("CLIENT", "ID") == redis_mine, "the parent's connection to Redis was closed"
 """
 
 
-def test_a_forked_process_leaves_its_parents_connections_alone(database_url: str) -> None:
-    command = [sys.executable, "-c", FORKING, database_url]
+def test_a_forked_process_leaves_its_parents_connections_alone(
+    database_url: str, redis_url: str
+) -> None:
+    command = [sys.executable, "-c", FORKING, database_url, redis_url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

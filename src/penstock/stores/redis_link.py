@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import redis
 from redis.backoff import NoBackoff
@@ -46,6 +48,7 @@ class RedisLink:
         self._made: list[Any] = []
         # With the time of their last use. Several threads take from a list's end and add to it.
         self._resting: list[tuple[Any, float]] = []
+        _links.add(self)
 
     def call(self, *words: Word) -> Any:
         """Send a command and wait for its reply. Raises what redis-py raises; repeats nothing."""
@@ -75,6 +78,10 @@ class RedisLink:
         for connection in self._made:
             connection.disconnect()
 
+    def leave_to_parent(self) -> None:
+        """In a forked process: forget connections, of which the parent's work goes on."""
+        self._made, self._resting = [], []
+
     def _take(self) -> Any:
         try:
             connection, used_at = self._resting.pop()
@@ -85,6 +92,18 @@ class RedisLink:
         if time.monotonic() - used_at > REST_SECONDS_MAX:
             _drop_if_stale(connection)
         return connection
+
+
+_links: WeakSet[RedisLink] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a child: two processes on one connection would get each other's replies."""
+    for link in _links:
+        link.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def new_client(
