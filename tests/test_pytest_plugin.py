@@ -7,7 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
+
+from penstock import Pipeline
+from penstock.errors import UsageError
+from penstock.stores.servers import Servers
+from penstock.testing.bench import bench_on
+from tests.events import Placed
 
 SHOP = """
 from datetime import timedelta
@@ -236,6 +243,31 @@ def test_what_has_to_wait_is_left_and_what_hangs_is_told(tmp_path: Path) -> None
     done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout
     assert "5 passed" in done.stdout
+
+
+@pytest.mark.parametrize("declared", [(), ("invoices",)])
+def test_streams_of_other_services_are_the_tests_own(
+    declared: tuple[str, ...], database_url: str, servers: Servers, template_database: str
+) -> None:
+    pipeline = Pipeline("billing", database_url="postgresql://production.invalid/billing")
+    pipeline.source("orders", redis_url=None, source_url=database_url)
+    for stream_name in declared:
+        pipeline.stream(stream_name)
+    seen: list[int] = []
+
+    @pipeline.consumer("orders", name="bill")
+    def bill(event: Placed) -> None:
+        seen.append(event.n)
+
+    with bench_on(servers, template_database, pipeline) as bench:
+        pipeline.send_now("orders", Placed(n=2))
+        bench.run_until_idle()
+    assert seen == [2]
+    with psycopg.connect(database_url) as connection:
+        # Whoever reads a stream is waited for there; the real consumer must not be outrun.
+        assert connection.execute("SELECT FROM events.remote_consumer").fetchall() == []
+    with pytest.raises(UsageError, match="belongs to another service"):
+        pipeline.send_now("orders", Placed(n=3))
 
 
 def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> None:

@@ -16,7 +16,9 @@ _MADE: Final = ("resolved", "engine", "async_engine", "timers", "scheduler", "_s
 def moved(pipeline: Pipeline, **settings: Any) -> Iterator[None]:
     """Use these settings instead of the application's, whatever has been made of those.
 
-    A server that the application does without, by None, it does without here too.
+    A server that the application does without, by None, it does without here too. Streams of other
+    services are its own meanwhile: what reads them tells their databases how far it is, and these
+    would give up for it what the real consumers have not read.
     """
     state = vars(pipeline)
     former: dict[str, Any] = {name: state.pop(name) for name in _MADE if name in state}
@@ -24,7 +26,8 @@ def moved(pipeline: Pipeline, **settings: Any) -> Iterator[None]:
     own = {name: value for name, value in settings.items() if arguments.get(name, "") is not None}
     state["_arguments"] = {**arguments, **own}
     try:
-        yield
+        with state["_registry"].owning_sources():
+            yield
     finally:
         if "engine" in state:
             pipeline.engine.dispose()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +150,18 @@ class Registry:
         )
         require(name not in self._streams, _both(name), RegistrationError)
         self._sources[name] = source
+
+    @contextmanager
+    def owning_sources(self) -> Iterator[None]:
+        """Streams of other services as this one's own for a while."""
+        sources, streams = self._sources, self._streams
+        # Where streams are declared, others may be refused.
+        adopted = {name: Stream(name, ()) for name in sources} if streams else {}
+        self._sources, self._streams = {}, {**streams, **adopted}
+        try:
+            yield
+        finally:
+            self._sources, self._streams = sources, streams
 
     def declare(self, name: str, events: tuple[type[Event], ...]) -> Stream:
         """Declare a stream; once one is declared, strict mode refuses all others."""

@@ -8,12 +8,11 @@ HAVING count(*) > 0
 SELECT wanted.name || CASE
            WHEN c.name IS NULL THEN ' has not begun'
            WHEN c.paused_at IS NOT NULL THEN ' is paused'
-           ELSE ' has ' || coalesce(s.head, f.head, 0) - place.checkpoint || ' events before it'
+           ELSE ' has ' || coalesce(s.head, 0) - place.checkpoint || ' events before it'
        END
   FROM unnest(%(consumers)s::text[]) AS wanted(name)
   LEFT JOIN events.consumer c ON c.name = wanted.name
   LEFT JOIN events.stream s ON s.name = c.stream_name
-  LEFT JOIN events.source f ON f.stream_name = c.stream_name
  CROSS JOIN LATERAL (
        -- A lane that nobody has had yet stands before the consumer's start.
        SELECT CASE WHEN count(*) < c.lanes THEN c.start_position - 1
@@ -23,7 +22,7 @@ SELECT wanted.name || CASE
           AND split_part(l.role, '/', 1) = 'consumer:' || c.name
        ) AS place
  WHERE c.name IS NULL
-    OR (place.checkpoint < coalesce(s.head, f.head, 0)
+    OR (place.checkpoint < coalesce(s.head, 0)
         -- Where the whole stream waits behind a retry, only time brings more.
         AND NOT (c.ordering = 'stream' AND EXISTS (
                  SELECT 1 FROM events.parked_event p WHERE p.consumer = c.name)))
