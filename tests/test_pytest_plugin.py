@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 
 from penstock import Pipeline
 from penstock.errors import UsageError
+from penstock.stores.configuration import NAMES
 from penstock.stores.servers import Servers
 from penstock.testing.bench import bench_on
 from tests.events import Placed
@@ -268,6 +270,21 @@ def test_streams_of_other_services_are_the_tests_own(
         assert connection.execute("SELECT FROM events.remote_consumer").fetchall() == []
     with pytest.raises(UsageError, match="belongs to another service"):
         pipeline.send_now("orders", Placed(n=3))
+
+
+def test_nothing_in_a_test_reaches_a_server_of_the_application(
+    monkeypatch: pytest.MonkeyPatch, servers: Servers, template_database: str
+) -> None:
+    schemes = {"database": "postgresql", "redis": "redis", "timer_redis": "redis", "archive": "s3"}
+    for name, scheme in schemes.items():
+        monkeypatch.setenv(f"PENSTOCK_{name.upper()}_URL", f"{scheme}://production.invalid/0")
+    assert {name.removesuffix("_url") for name in NAMES if name.endswith("_url")} == {*schemes}
+    pipeline = Pipeline("shop")
+    with bench_on(servers, template_database, pipeline):
+        assert "production" not in repr(pipeline.settings)
+        pipeline.timers.publish(1, "reminders", activate_in=timedelta(days=1), timer_id="seven")
+        assert pipeline.timers.get_pending_timers("reminders") == ["seven"]
+    assert pipeline.settings.timer_redis_url == "redis://production.invalid/0"
 
 
 def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> None:

@@ -29,6 +29,8 @@ def moved(pipeline: Pipeline, **settings: Any) -> Iterator[None]:
         with state["_registry"].owning_sources():
             yield
     finally:
+        if "timers" in state:
+            pipeline.timers.close()
         if "engine" in state:
             pipeline.engine.dispose()
         if "async_engine" in state:

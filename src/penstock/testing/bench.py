@@ -148,6 +148,12 @@ def bench_on(servers: Servers, template: str, pipeline: Pipeline) -> Iterator[Be
         client.flushdb()
     with (
         new_database(servers.database_url, template) as database_url,
-        moved(pipeline, database_url=database_url, redis_url=servers.redis_url),
+        moved(
+            pipeline,
+            database_url=database_url,
+            redis_url=servers.redis_url,
+            timer_redis_url=servers.redis_url,
+            archive_url=None,
+        ),
     ):
         yield Bench(pipeline, database_url, servers.redis_url)
