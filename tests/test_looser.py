@@ -468,6 +468,22 @@ def test_a_dead_letter_of_an_event_that_is_not_settled_any_more_is_not_written(
     assert (bench.rows(LETTERS), buried) == ([], [])
 
 
+def test_a_dead_letter_whose_commit_was_not_answered_is_told_and_written_once(
+    bench: Workbench,
+) -> None:
+    bench.send(1)
+    bench.publish()
+    lane = bench.consumer(World(1).call, **AT_MOST)
+    lane.step()
+    (unanswered,) = letters = lane._losses.letters
+    lane.step()
+    letters.append(unanswered)
+    with heard(signals.EventBuried) as buried:
+        lane.step()
+    assert [event.position for event in buried] == [1]
+    assert bench.rows(LETTERS) == [1]
+
+
 def test_at_most_once_a_worker_that_is_asked_to_stop_finishes_its_batch(bench: Workbench) -> None:
     bench.send(5)
     bench.publish()
@@ -597,6 +613,36 @@ def test_a_parked_event_that_was_taken_away_is_not_called(bench: Workbench) -> N
     bench.connection.execute("DELETE FROM events.parked_event")
     run_until_idle(lane)
     assert world.calls == []
+
+
+def test_a_parked_event_that_comes_back_meanwhile_is_called(bench: Workbench) -> None:
+    """An operator takes it out of the keys, and another brings it back during the batch."""
+    bench.send(7)
+    bench.publish()
+    calls: list[int] = []
+
+    def handler(event: Placed) -> None:
+        calls.append(event.n)
+        if calls == [1, 2, 3, 5, 6, 1, 4]:
+            bench.connection.execute("INSERT INTO events.parked_event SELECT * FROM taken")
+        if calls == [1]:
+            raise ValueError("not today")
+
+    lane = bench.consumer(handler, retry=AT_ONCE, **AT_LEAST)
+    drive(lane, lambda: calls[-1:] == [1] and len(calls) > 1)
+    batches = lane._parked
+
+    def is_due() -> bool:
+        batches.extend(lane._parking.due())
+        return bool(batches)
+
+    wait_until(is_due, what="those that waited are due")
+    bench.connection.execute(
+        "CREATE TABLE taken AS SELECT * FROM events.parked_event WHERE position = 7"
+    )
+    bench.connection.execute("DELETE FROM events.parked_event WHERE position = 7")
+    drive(lane, lambda: "parked" not in outcomes(bench))
+    assert calls == [1, 2, 3, 5, 6, 1, 4, 7]
 
 
 def test_a_lane_that_completes_and_stops_early_keeps_its_lease(bench: Workbench) -> None:
