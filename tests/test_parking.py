@@ -362,6 +362,23 @@ def test_waiting_for_a_version_is_tried_ever_more_rarely(bench: Workbench) -> No
         assert 0.25 * 2**n <= seconds <= 0.5 * 2**n
 
 
+def test_what_waits_behind_a_missing_version_is_not_taken_in_hand_with_it(
+    bench: Workbench,
+) -> None:
+    """It would be handled first where the event in front is put off once more."""
+    wait_for_a_version(bench)
+    for n in (1, 2):
+        bench.connection.execute(
+            f"SELECT events.send('orders', 'placed', '{{\"n\": {n}}}', key => 'a')"
+        )
+    bench.publish()
+    lane = bench.consumer(Moody().on_session)
+    drive(lane, lambda: len(parked(bench)) == 3)
+    make_due(bench, lane)
+    (batch,) = lane._parking.due()
+    assert [entry.position for entry in batch.entries] == [1]
+
+
 def test_attempts_before_a_wait_count_and_the_wait_does_not(bench: Workbench) -> None:
     bench.send(1)
     bench.publish()
