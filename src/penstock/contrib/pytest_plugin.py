@@ -39,7 +39,10 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def penstock_servers() -> Iterator[Servers]:
-    """PostgreSQL and Valkey for this run. Define a fixture of this name to bring your own."""
+    """PostgreSQL and Valkey for this run. Define a fixture of this name to bring your own.
+
+    In that PostgreSQL each test creates a database, and that Redis is emptied before each test.
+    """
     from penstock.stores.servers import running_servers  # noqa: PLC0415
     from penstock.testing.databases import server_folder  # noqa: PLC0415
 
