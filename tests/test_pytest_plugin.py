@@ -294,6 +294,17 @@ def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> No
     assert "penstock_app = shop:pipeline" in done.stdout
 
 
+def test_the_pipeline_is_found_from_a_folder_within_the_project(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "test_it.py").write_text(
+        "def test_it(penstock_pipeline):\n    assert penstock_pipeline.name == 'shop'\n"
+    )
+    done = run_pytest(project / "tests")
+    assert done.returncode == 0, done.stdout
+    (project / "pytest.ini").write_text("[pytest]\npenstock_app = shop:nothing\n")
+    assert "penstock_app shop:nothing: module 'shop' has no" in run_pytest(project / "tests").stdout
+
+
 def test_a_worker_that_cannot_work_ends_the_test_with_its_reason(project: Path) -> None:
     (project / "conftest.py").write_text(
         "import pytest, shop\n"

@@ -74,14 +74,14 @@ def invocation_of(context: typer.Context) -> Invocation:
     return invocation
 
 
-def load_pipeline(name: str) -> Pipeline:
+def load_pipeline(name: str, *, folder: str | None = None, option: str = "--app") -> Pipeline:
     """Import `module:attribute` as Python would from this folder. Raises UsageError."""
     from penstock.app import Pipeline  # noqa: PLC0415 - most of what there is to import
 
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
-        raise UsageError(f"--app {name!r} names no pipeline. {ADVICE}")
-    module = _import_module(module_name)
+        raise UsageError(f"{option} {name!r} names no pipeline. {ADVICE}")
+    module = _import_module(module_name, folder or os.getcwd(), option)  # noqa: PTH109 - sys.path has text
     found: Any = module
     for part in attribute.split("."):
         found = getattr(found, part, None)
@@ -94,11 +94,10 @@ def load_pipeline(name: str) -> Pipeline:
         if found is None
         else f"it is a {type(found).__name__}, not a Pipeline"
     )
-    raise UsageError(f"--app {name}: {problem}. {advice if candidates else ADVICE}")
+    raise UsageError(f"{option} {name}: {problem}. {advice if candidates else ADVICE}")
 
 
-def _import_module(name: str) -> Any:
-    folder = os.getcwd()  # noqa: PTH109 - sys.path holds text
+def _import_module(name: str, folder: str, option: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -107,14 +106,14 @@ def _import_module(name: str) -> Any:
         missing = error.name or name
         if missing == name or name.startswith(f"{missing}."):
             raise UsageError(
-                f"--app names the module {name!r}, which Python does not find from {folder}. "
+                f"{option} names the module {name!r}, which Python does not find from {folder}. "
                 "Start in the folder that holds it, or install it."
             ) from None
         raise UsageError(
-            f"--app {name} imports {missing!r}, which is not installed in {sys.prefix}."
+            f"{option} {name} imports {missing!r}, which is not installed in {sys.prefix}."
         ) from error
     except (ValueError, TypeError):
         # A relative or otherwise impossible name; anything that the module raises has a traceback.
         if name.startswith("."):
-            raise UsageError(f"--app {name!r} is no module name. {ADVICE}") from None
+            raise UsageError(f"{option} {name!r} is no module name. {ADVICE}") from None
         raise

@@ -28,13 +28,18 @@ def penstock_pipeline(request: pytest.FixtureRequest) -> Pipeline:
     from penstock.cli.invocation import load_pipeline  # noqa: PLC0415 - see above
     from penstock.errors import UsageError  # noqa: PLC0415
 
-    name = request.config.getini("penstock_app") or os.environ.get("PENSTOCK_APP")
+    option = "penstock_app"
+    name = request.config.getini(option)
+    if not name:
+        option = "PENSTOCK_APP"
+        name = os.environ.get(option)
     if not name:
         raise UsageError(
             "Nothing tells where the pipeline is. Write penstock_app = shop:pipeline into pytest's "
             "configuration, or a session-wide fixture penstock_pipeline that returns it."
         )
-    return load_pipeline(name)
+    # Wherever pytest was started: its configuration says where the project is.
+    return load_pipeline(name, folder=str(request.config.rootpath), option=option)
 
 
 @pytest.fixture(scope="session")
