@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -22,6 +23,8 @@ from tests.waiting import SOON_SECONDS, wait_until
 
 LATER = Migration(9999, "9999_later", "ALTER TABLE events.consumer ADD COLUMN later integer")
 MIGRATE = "import sys; from penstock.stores.migrations import migrate; migrate(sys.argv[1])"
+TABLE_SECONDS = 2.0
+"""For so long a migration waits for a table at a time."""
 READ = """
 from pathlib import Path
 from penstock.stores import queries
@@ -85,8 +88,8 @@ def test_who_is_in_the_way_is_named_and_nothing_was_changed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "ATTEMPTS_MAX", 2)
-    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "ATTEMPTS_MAX", 3)
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 1.0)
     with (
         caplog.at_level(logging.WARNING, "penstock"),
         pytest.raises(OperationRefused, match="Nothing was changed") as refused,
@@ -95,8 +98,30 @@ def test_who_is_in_the_way_is_named_and_nothing_was_changed(
     blocker = f"pid {reader.info.backend_pid} (forgotten, role {reader.info.user})"
     assert blocker in str(refused.value)
     assert blocker in caplog.text
+    first, second = [record.created for record in caplog.records]
+    assert second - first > TABLE_SECONDS + module.PAUSE_SECONDS, "others had no turn"
     reader.rollback()
     assert migrate(database_url) == [later.name]
+
+
+@pytest.mark.slow
+def test_a_migration_gives_way_in_a_circle_and_begins_again(
+    database_url: str,
+    reader: psycopg.Connection[Any],
+    beside: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    greedy = f"SELECT pg_advisory_xact_lock(4711); {LATER.sql}"
+    released = (*migrations(), replace(LATER, sql=greedy))
+    monkeypatch.setattr(module, "migrations", lambda: released)
+    # Whoever looks for circles first has to give way: the migration, after one second.
+    reader.execute("SET LOCAL deadlock_timeout = '1h'")
+    with ThreadPoolExecutor(1) as pool:
+        migrating = pool.submit(migrate, database_url)
+        wait_until(lambda: waiting_seconds(beside) is not None, what="it waits for the table")
+        reader.execute("SELECT pg_advisory_xact_lock(4711)")
+        reader.rollback()
+        assert migrating.result(SOON_SECONDS) == [LATER.name]
 
 
 def test_who_migrates_second_waits_whatever_its_role_is_set_to(
