@@ -6,6 +6,7 @@ import asyncio
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -737,3 +738,23 @@ def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
             yield int(server.server_address[1])
         finally:
             server.shutdown()
+
+
+def test_a_read_that_somebody_breaks_off_is_tried_again(log: RedisLog, client: Any) -> None:
+    """As a server does that becomes a replica, to whoever waits."""
+
+    def read() -> None:
+        while not log.read("orders", after=0, count=1, wait_seconds=1.0):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def is_broken_off() -> bool:
+            waiting = [each["id"] for each in client.client_list() if each["cmd"] == "xread"]
+            return any(client.client_unblock(number, error=True) for number in waiting)
+
+        reading = pool.submit(read)
+        wait_until(is_broken_off, what="it waits, and no longer")
+        with pytest.raises(ServerUnavailable, match="accepts nothing for now"):
+            reading.result(SOON_SECONDS)
+    assert log.read("orders", after=0, count=1, wait_seconds=0.0) == []

@@ -281,6 +281,26 @@ def test_letters_that_go_with_their_consumer_were_not_handled(graveyard: Graveya
     assert not done.is_clean
 
 
+@pytest.mark.parametrize(
+    ("ended_as", "standing"), [("done", Standing()), ("cancelled", Standing(discarded=2))]
+)
+def test_letters_of_a_replay_that_came_to_its_end_were_handled(
+    graveyard: Graveyard, ended_as: str, standing: Standing
+) -> None:
+    """Its rows go with it, perhaps before the next look."""
+    operation = moving(graveyard)
+    operation.move(graveyard.bury([1, 2]))
+    graveyard.connection.execute("DELETE FROM events.processed_event")
+    graveyard.connection.execute("DELETE FROM events.parked_event")
+    graveyard.connection.execute("DELETE FROM events.dead_letter")
+    graveyard.connection.execute(
+        "INSERT INTO events.operation (kind, criteria, requested_by, ended_at, ended_as)"
+        " VALUES ('replay', jsonb_build_object('replay', %s::text), 'me', now(), %s)",
+        [BILL, ended_as],
+    )
+    assert operation.look() == standing
+
+
 def test_events_that_are_passed_by_were_not_handled(graveyard: Graveyard) -> None:
     operation = moving(graveyard)
     operation.move(graveyard.bury([1, 2]))
