@@ -287,6 +287,15 @@ def test_nothing_in_a_test_reaches_a_server_of_the_application(
     assert pipeline.settings.timer_redis_url == "redis://production.invalid/0"
 
 
+def test_an_application_without_redis_is_tested_without_it(
+    servers: Servers, template_database: str
+) -> None:
+    pipeline = Pipeline("shop", database_url="postgresql://production.invalid/0", redis_url=None)
+    with bench_on(servers, template_database, pipeline) as bench:
+        assert pipeline.settings.redis_url is None
+        assert pipeline.settings.database_url == bench.database_url
+
+
 def test_who_does_not_say_where_the_pipeline_is_is_told_how(project: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\n")
     done = run_pytest(project, "-k", "month")
