@@ -135,6 +135,24 @@ def test_an_event_that_only_the_archive_has(penstock: Penstock, bench: Workbench
     assert whats(journey["steps"]) == ["sent", "appended", "archived"]
 
 
+def test_metadata_that_only_postgresql_can_read_hides_no_event(
+    penstock: Penstock, bench: Workbench
+) -> None:
+    # Of more digits, and deeper, than Python reads.
+    for metadata in ('{"n": 1e5000}', f'{{"n": {"[" * 2000}{"]" * 2000}}}'):
+        bench.connection.execute(
+            "SELECT events.send('orders', 'placed', '{}', metadata => %s::jsonb)", (metadata,)
+        )
+    bench.publish()
+    for place in ("orders/1", "orders/2"):
+        assert whats(told(penstock, place)["steps"]) == ["sent", "numbered", "appended"]
+    with archiver(bench.settings) as running:
+        running.archive_all()
+    bench.connection.execute("DELETE FROM events.outbox_event")
+    for place in ("orders/1", "orders/2"):
+        assert told(penstock, place)["found_in"] == "archive"
+
+
 def test_an_event_that_waits_and_one_that_is_not_reached(
     penstock: Penstock, bench: Workbench
 ) -> None:

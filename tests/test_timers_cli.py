@@ -94,6 +94,35 @@ def test_a_timer_is_shown_with_its_event(
     }
 
 
+def test_a_recurrence_that_only_postgresql_can_read_hides_no_timer(
+    penstock: Penstock, connection: psycopg.Connection[Any]
+) -> None:
+    for timer_id, every in {"long": "1e5000", "deep": "[" * 2000 + "]" * 2000}.items():
+        connection.execute(
+            "SELECT events.schedule(%s, 'mails', 'Reminder', '{}', delay => '1 h',"
+            "                       recurrence => %s::jsonb)",
+            (timer_id, f'{{"every_seconds": {every}}}'),
+        )
+    assert set(listed(penstock)) == {"long", "deep", "bad", "weekly", "far"}
+    assert (
+        "cannot be read"
+        in penstock("timers", "show", "long").stdout + penstock("timers", "list").stdout
+    )
+
+
+def test_an_event_that_is_nested_too_deeply_to_be_printed_is_told_so(
+    penstock: Penstock, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute(
+        "SELECT events.schedule('deep', 'mails', 'Reminder', %s::jsonb, delay => '1 h')",
+        ("[" * 980 + "]" * 980,),
+    )
+    assert "nested deeper" in penstock("timers", "show", "deep").stdout
+    assert (
+        "nested deeper" in json.loads(penstock("timers", "show", "deep", "--json").stdout)["note"]
+    )
+
+
 def test_a_timer_is_cancelled_once(penstock: Penstock, connection: psycopg.Connection[Any]) -> None:
     assert penstock("timers", "cancel", "far").stdout == "Timer far is cancelled.\n"
     for command in ("cancel", "show"):

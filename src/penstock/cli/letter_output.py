@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.cli.output import console, plain, table
+from penstock.core.encoding import DEPTH_MAX, is_too_deep
 from penstock.core.wire import Entry
 from penstock.errors import ContractError, MalformedEntry
 from penstock.stores.dead_letters import Attempt, FullLetter, Group, Letter, TouchedBy
@@ -138,6 +139,9 @@ def shown_payload(entry: Callable[[], Entry]) -> dict[str, Any]:
         if event.fields[2]:
             note = f"The event is encrypted with key {event.fields[2].decode()}; --reveal shows it."
             return {**nothing, "note": note}
+        if is_too_deep(event.payload) or is_too_deep(event.fields[5]):
+            # Sent in SQL. Python reads deeper than it prints.
+            return {**nothing, "note": f"The event is nested deeper than {DEPTH_MAX} levels."}
         return {"payload": event.plain_payload(), "metadata": event.metadata()}
     except (MalformedEntry, ContractError, ValueError) as error:
         return {**nothing, "note": f"The event cannot be shown: {error}"}

@@ -71,14 +71,22 @@ def _require_readable(encoded: bytes, what: str, root: str, value: Callable[[], 
         )
     if b"NaN" in encoded or b"Infinity" in encoded:
         _require_numbers(value(), what, root)
-    if encoded.count(b"[") + encoded.count(b"{") > DEPTH_MAX:
-        try:
-            pydantic_core.from_json(encoded)
-        except ValueError:
-            raise InvalidEvent(
-                f"{what} is nested deeper than {DEPTH_MAX} levels, which no reader would accept. "
-                "Nothing was sent; flatten it."
-            ) from None
+    if is_too_deep(encoded):
+        raise InvalidEvent(
+            f"{what} is nested deeper than {DEPTH_MAX} levels, which no reader would accept. "
+            "Nothing was sent; flatten it."
+        )
+
+
+def is_too_deep(encoded: bytes) -> bool:
+    """Whether some JSON is nested deeper than DEPTH_MAX, or else cannot be read."""
+    if encoded.count(b"[") + encoded.count(b"{") <= DEPTH_MAX:
+        return False
+    try:
+        pydantic_core.from_json(encoded)
+    except ValueError:
+        return True
+    return False
 
 
 def require_unmasked(encoded: bytes, value: Any, what: str, root: str) -> None:

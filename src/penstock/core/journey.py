@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 UUID_VERSION_WITH_TIME = 7
@@ -32,7 +31,10 @@ class Sent:
     version: int
     key: str | None
     is_sealed: bool
-    metadata: dict[str, Any]
+    timer_id: str | None
+    """The timer that it comes from."""
+    causation_id: str | None
+    """The event whose handler sent it."""
     created_at: datetime
     numbered_at: datetime | None = None
     """None where only the archive has the event, which does not say."""
@@ -197,11 +199,10 @@ def _own_steps(facts: Facts) -> Iterable[Step]:
 
 
 def _sent_by(sent: Sent) -> str:
-    metadata = sent.metadata
-    if (timer := metadata.get("__timer_id__")) is not None:
-        return f"by the timer {timer}"
-    if (cause := metadata.get("causation_id")) is not None:
-        return f"by a handler of event {cause}"
+    if sent.timer_id is not None:
+        return f"by the timer {sent.timer_id}"
+    if sent.causation_id is not None:
+        return f"by a handler of event {sent.causation_id}"
     return "its payload is sealed" if sent.is_sealed else ""
 
 
@@ -211,7 +212,7 @@ def _unseen(facts: Facts) -> Iterable[str]:
             "When its transaction committed: after it was sent and before it was numbered; "
             "PostgreSQL keeps no other time."
         )
-        if not {"causation_id", "__timer_id__"} & facts.sent.metadata.keys():
+        if facts.sent.timer_id is None and facts.sent.causation_id is None:
             yield "Which process sent it: events carry only what their sender put into metadata."
     if facts.remotes:
         yield (

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Literal, cast, get_args
 from zoneinfo import ZoneInfo
 
+import orjson
 from cronsim import CronSim, CronSimError
 
 from penstock.errors import InvalidTimer
@@ -60,6 +61,15 @@ class Recurrence:
         """What is kept in the column timer.schedule; `from_json` reads it back."""
         fields = {"every_seconds": self.every_seconds, "cron": self.cron, "zone": self.zone}
         return {**{k: v for k, v in fields.items() if v is not None}, "catch_up": self.catch_up}
+
+    @classmethod
+    def from_text(cls, stored: str) -> Recurrence:
+        """The same of the column's text. Raises InvalidTimer."""
+        try:
+            return cls.from_json(orjson.loads(stored))
+        except orjson.JSONDecodeError:
+            # PostgreSQL stores numbers and depths that nothing else can read.
+            raise InvalidTimer("How it recurs cannot be read.") from None
 
     @classmethod
     def from_json(cls, stored: Mapping[str, object]) -> Recurrence:

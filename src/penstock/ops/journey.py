@@ -8,12 +8,20 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import orjson
 import psycopg
 
+from penstock.core.archive_lines import body_of_line
 from penstock.core.journey import Facts, Journey, Sent, tell
 from penstock.core.settings import Settings
-from penstock.errors import ArchiveDamaged, OperationRefused, ServerUnavailable, UsageError
+from penstock.core.wire import Entry, decode_record
+from penstock.errors import (
+    ArchiveDamaged,
+    ContractError,
+    MalformedEntry,
+    OperationRefused,
+    ServerUnavailable,
+    UsageError,
+)
 from penstock.ops.archive import read_lines
 from penstock.stores.journeys import Journeys
 
@@ -57,28 +65,38 @@ def _from_archive(
     position = facts.position
     try:
         lines = list(read_lines(connection, settings, facts.stream_name, position, position))
-    except (ServerUnavailable, ArchiveDamaged, OperationRefused) as error:
+        bodies = [body_of_line(line).encode() for line in lines]
+        records = [decode_record(facts.stream_name, position, body) for body in bodies]
+    except (ServerUnavailable, ArchiveDamaged, MalformedEntry, OperationRefused) as error:
         return facts, f"The event itself, which is archived: {error}"
-    records = [orjson.loads(line) for line in lines]
-    events = [record for record in records if "event_uuid" in record]
+    events = [record for record in records if isinstance(record, Entry)]
     if not events:
         return facts, None
-    sent = _sent_of(facts.stream_name, events[0])
+    sent = _sent_of(events[0])
     if facts.event_uuid is None:
         facts = journeys.known(sent.event_uuid, sent.stream_name, position)
     return replace(facts, sent=sent, found_in="archive"), None
 
 
-def _sent_of(stream_name: str, record: dict[str, Any]) -> Sent:
-    created_at = datetime.fromtimestamp(record["created_us"] / 1_000_000, UTC)
+def _sent_of(entry: Entry) -> Sent:
+    try:
+        metadata = entry.metadata()
+    except ContractError:
+        # PostgreSQL stores numbers and depths that nothing else can read.
+        metadata = {}
     return Sent(
-        stream_name=stream_name,
-        position=record["position"],
-        event_uuid=record["event_uuid"],
-        event_type=record["event_type"],
-        version=record["version"],
-        key=record["key"],
-        is_sealed=bool(record.get("key_id")),
-        metadata=record["metadata"],
-        created_at=created_at,
+        stream_name=entry.stream_name,
+        position=entry.position,
+        event_uuid=entry.event_uuid,
+        event_type=entry.event_type,
+        version=entry.version,
+        key=entry.key,
+        is_sealed=bool(entry.key_id),
+        timer_id=_text(metadata.get("__timer_id__")),
+        causation_id=_text(metadata.get("causation_id")),
+        created_at=datetime.fromtimestamp(int(entry.fields[3]) / 1_000_000, UTC),
     )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

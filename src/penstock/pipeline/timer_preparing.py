@@ -149,12 +149,7 @@ class Preparing:
 def _runs(timer: DueTimer) -> tuple[tuple[datetime, ...], datetime | None]:
     if timer.schedule is None:
         return (timer.due_at,), None
-    try:
-        stored = orjson.loads(timer.schedule)
-    except orjson.JSONDecodeError:
-        # PostgreSQL stores numbers that nothing else can read.
-        raise InvalidTimer("How it recurs cannot be read.") from None
-    runs = due_runs(Recurrence.from_json(stored), timer.due_at, timer.moment)
+    runs = due_runs(Recurrence.from_text(timer.schedule), timer.due_at, timer.moment)
     return runs.fire, runs.next_due_at
 
 

@@ -146,7 +146,7 @@ def _recurrence(stored: str | None) -> tuple[Recurrence | None, str | None]:
     if stored is None:
         return None, None
     try:
-        return Recurrence.from_json(orjson.loads(stored)), None
+        return Recurrence.from_text(stored), None
     except InvalidTimer as error:
         return None, f"It cannot be fired: {error}"
 

@@ -7,16 +7,17 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 SET LOCAL statement_timeout = '10s'
 
 -- name: by_uuid
--- As it lies in the outbox.
+-- As it lies in the outbox; of its metadata only what is told, because anybody may have written
+-- there what only PostgreSQL can read.
 SELECT stream_name, position, event_uuid::text, event_type, version, key, key_id IS NOT NULL,
-       metadata, created_at, published_at
+       metadata ->> '__timer_id__', metadata ->> 'causation_id', created_at, published_at
   FROM events.outbox_event
  WHERE event_uuid = %(event_uuid)s
 
 -- name: by_place
 -- The same by its place.
 SELECT stream_name, position, event_uuid::text, event_type, version, key, key_id IS NOT NULL,
-       metadata, created_at, published_at
+       metadata ->> '__timer_id__', metadata ->> 'causation_id', created_at, published_at
   FROM events.outbox_event
  WHERE stream_name = %(stream_name)s AND position = %(position)s
 
