@@ -250,6 +250,24 @@ def forgets_to_return(old: dict[str, Any]) -> None:
 def take_careless(event: Careless) -> None: ...
 
 
+class Measured(Event, type="contracts.measured", version=2):
+    width: int
+
+
+@Measured.upcast(from_version=1)
+def unchecked(old: dict[str, Any]) -> Measured:
+    return Measured.model_construct(width=object())  # type: ignore[arg-type]
+
+
+def test_an_upcaster_whose_model_cannot_be_written_is_a_broken_contract() -> None:
+    plan = read_signature(_measured, "measure")
+    with pytest.raises(ContractError, match="from version 1 to 2 failed: PydanticSerialization"):
+        plan.decode(entry_of({"width": 1}, "contracts.measured", 1))
+
+
+def _measured(event: Measured) -> None: ...
+
+
 def test_an_upcaster_that_returns_nothing_is_told() -> None:
     with pytest.raises(ContractError, match="it returned a NoneType and no payload"):
         read(take_careless, entry_of({}, "contracts.careless", 1))

@@ -55,12 +55,12 @@ class Step:
         try:
             given = payload if self.takes is None else _read_as(self.takes, payload)
             result = self.function(given)
+            if isinstance(result, BaseModel):
+                return result.model_dump(mode="json", by_alias=True)
         except ValidationError as error:
             raise self.failure(f"{error.title}: {misfits(error)}") from None
         except Exception as error:
             raise self.failure(describe(error)) from error
-        if isinstance(result, BaseModel):
-            return result.model_dump(mode="json", by_alias=True)
         if not isinstance(result, Mapping):
             raise self.failure(f"it returned a {type(result).__name__} and no payload")
         return result
