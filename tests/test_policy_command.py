@@ -227,6 +227,18 @@ def test_with_the_printed_grants_workers_rotate_and_producers_seal(
     assert "v2-" in row[0]
 
 
+def test_with_the_printed_grants_producers_send_and_see_timers_by_command(
+    tmp_path: Path, penstock: Penstock, roles: Roles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restrict(penstock, roles)
+    grants = penstock("policy", "show", "--grants").stdout
+    of_web = f" TO {roles.name('web')};"
+    roles.run([line for line in grants.splitlines() if line.endswith(of_web)])
+    web = Penstock(tmp_path, {"PENSTOCK_DATABASE_URL": roles.url("web")}, capsys)
+    web("send", "--stream", "mails", "--event-type", "T")
+    web("timers", "list")
+
+
 def read(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in folder.rglob("keys.json")]
 

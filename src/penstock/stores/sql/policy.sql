@@ -133,7 +133,8 @@ SELECT format(statement, %(schema)s::text, %(role)s::text, current_database())
        'GRANT SELECT, INSERT ON %%1$I.outbox_event TO %%2$I;',
        'GRANT SELECT, INSERT, UPDATE, DELETE ON %%1$I.timer TO %%2$I;',
        'GRANT SELECT, INSERT, UPDATE ON %%1$I.contract, %%1$I.contract_producer TO %%2$I;',
-       'GRANT SELECT ON %%1$I.data_key TO %%2$I;'
+       -- Commands such as `penstock send` look first whether the schema is their release's.
+       'GRANT SELECT ON %%1$I.data_key, %%1$I.migration TO %%2$I;'
   ]) AS statement
 
 -- name: consumer_grants
