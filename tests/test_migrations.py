@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.errors import OperationRefused, ServerUnavailable
+from penstock.errors import OperationRefused, ServerUnavailable, SettingsError
 from penstock.stores import migrations as module
 from penstock.stores.migrations import Migration, migrate, migrations, render_sql
 from penstock.stores.postgres import trouble_in_words
@@ -154,6 +154,17 @@ def test_a_migration_that_was_killed_waits_no_longer(
 def test_the_printed_sql_holds_up_nobody_for_long() -> None:
     lines = render_sql().splitlines()
     assert lines.index("SET LOCAL lock_timeout = '2s';") < lines.index("CREATE SCHEMA events;")
+
+
+def test_a_schema_cannot_have_a_name_that_postgresql_keeps_for_itself(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        keywords = connection.execute(
+            "SELECT word FROM pg_get_keywords() WHERE catcode IN ('R', 'T')"
+        ).fetchall()
+    for name in ("pg_bank", *(word for (word,) in keywords)):
+        with pytest.raises(SettingsError, match="keeps for itself"):
+            render_sql(name)
+    assert "CREATE SCHEMA timer;" in render_sql("timer"), "as a schema, this is a name like others"
 
 
 def test_locks_and_limits_that_end_a_command_are_told_in_words(database_url: str) -> None:
