@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, TypeVar
 
 import psycopg
 
 from penstock.stores.guard import Guard
-from tests.simulation import inbox_statements, lease_statements, log_statements, parked_statements
+from tests.simulation import (
+    inbox_statements,
+    lease_statements,
+    log_statements,
+    operator_statements,
+    parked_statements,
+)
 from tests.simulation.database import (
     IDLE_SECONDS,
     NAMES,
     STATEMENTS,
     WAITING,
     Database,
-    Effect,
     Parameters,
     Rows,
     Statement,
@@ -24,9 +29,13 @@ from tests.simulation.database import (
     statement_for,
 )
 from tests.simulation.machine import Process
+from tests.simulation.rows import Effect
 
 T = TypeVar("T")
-MODELLED = (inbox_statements, lease_statements, log_statements, parked_statements)
+MODELLED = (
+    *(inbox_statements, lease_statements, log_statements),
+    *(operator_statements, parked_statements),
+)
 """Where the statements come from that the connections below understand."""
 
 
@@ -72,9 +81,11 @@ class ModelConnection:
     """Stands in for a psycopg connection in autocommit."""
 
     prepare_threshold: int | None = None
+    autocommit = True
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._transaction: Transaction | None = None
         self._timeline = wire.database.timeline
         self.closed = False
 
@@ -95,7 +106,9 @@ class ModelConnection:
         if machine.tell is not None:
             machine.note(f"{NAMES.get(query)} {parameters}")
         statement = STATEMENTS.get(query) or statement_for(query)
-        if statement in WAITING:
+        if self._transaction is not None:
+            rows = statement(self._transaction, parameters or {})
+        elif statement in WAITING:
             rows = self._in_transaction(statement, parameters or {})
         else:
             rows = statement(wire.database.autocommit, parameters or {})
@@ -113,6 +126,23 @@ class ModelConnection:
             raise
         transaction.commit()
         return rows
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Until its end what it writes is in hand; a broken connection rolls it back."""
+        transaction = self._transaction = self._wire.database.begin()
+        transaction.on_end = self.close
+        try:
+            yield
+            self._wire.machine.breathe()
+            if self.closed:
+                raise psycopg.OperationalError("the connection is closed")
+            transaction.commit()
+        except BaseException:
+            transaction.rollback()
+            raise
+        finally:
+            self._transaction = None
 
     def close(self) -> None:
         self.closed = True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
 from penstock.core.leases import PUBLISHER
 from tests.simulation.machine import NEVER, Actor, Machine
+from tests.simulation.rows import DeadRow, Effect, Hole, LeaseRow, OutboxRow, ParkedRow
 
 Parameters = dict[str, Any]
 Rows = list[tuple[Any, ...]]
@@ -34,68 +35,6 @@ class Refused(psycopg.DatabaseError):
     def __init__(self, sqlstate: str, message: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
-
-
-class OutboxRow(NamedTuple):
-    """A row of `outbox_event` and its body without the term."""
-
-    id: int
-    event_uuid: str
-    key: str | None
-    number: int
-    """Which one of its key it is."""
-    position: int | None = None
-    body: str = ""
-
-
-class LeaseRow(NamedTuple):
-    """A row of `stream_lease`."""
-
-    owner_id: str | None = None
-    worker_id: str | None = None
-    term: int = 0
-    until: float = -NEVER
-    checkpoint: int = 0
-    clean: bool = True
-    epoch: int = 1
-    lane: int = 0
-
-
-class ParkedRow(NamedTuple):
-    """A row of `parked_event`."""
-
-    position: int
-    event_uuid: str
-    key_hash: int
-    entry: str
-    attempts: int
-    next_attempt_at: float | None
-    held: bool
-    depth: int
-    setbacks: int
-
-
-class DeadRow(NamedTuple):
-    """A row of `dead_letter`."""
-
-    position: int
-    reason: str
-
-
-class Effect(NamedTuple):
-    """What a handler wrote."""
-
-    event_uuid: str
-    key: str | None
-    number: int
-    position: int
-
-
-class Hole(NamedTuple):
-    """A row of `hole`."""
-
-    first: int
-    last: int
 
 
 class Transaction:
@@ -157,6 +96,15 @@ class Transaction:
                 self._locked.append(place)
                 return
             self._wait_for(rivals[-1])
+
+    def lock_free(self, table: dict[Any, Any], key: Key) -> bool:
+        """FOR UPDATE SKIP LOCKED: take this row, unless somebody else has it in hand."""
+        place = (id(table), key)
+        rivals = [t for t in self.database.shares.get(place, ()) if t is not self]
+        if rivals or self.database.locks.get(place) not in {None, self}:
+            return False
+        self.lock(table, key)
+        return True
 
     def share(self, table: dict[Any, Any], key: Key) -> bool:
         """FOR SHARE SKIP LOCKED: others may share it too, and nobody may write it."""
@@ -252,6 +200,9 @@ class Database:
         self.settled_to = 0
         self.deployed_at = 0.0
         self.is_paused = False
+        self.ordering = "key"
+        self.operations: list[float] = []
+        """When each began."""
         self.workers: dict[str, float] = {}
         self.leases: dict[str, LeaseRow] = {PUBLISHER: LeaseRow()}
         self.processed: dict[str, tuple[int, str]] = {}

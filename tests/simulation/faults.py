@@ -162,6 +162,12 @@ def change_lanes(world: World) -> bool:
     return True
 
 
+def pause_consumer(world: World) -> bool:
+    """Somebody pauses the consumer, or lets it go on."""
+    world.database.is_paused = not world.database.is_paused
+    return "consumer" in world.roles
+
+
 def stand_still(world: World) -> bool:
     """Nobody runs for a while; leases do."""
     world.machine.now += 2.0 * world.machine.dice()
@@ -207,6 +213,7 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (pause_worker, 10),
     (start_worker, 4),
     (change_lanes, 2),
+    (pause_consumer, 2),
     (stand_still, 8),
     (end_backends, 3),
     (fail_over, 6),

@@ -11,11 +11,13 @@ from penstock.core.wire import Entry
 from penstock.pipeline.context import Context
 from penstock.pipeline.signature import HandlerPlan, View
 from tests.simulation.connections import ModelWorker
-from tests.simulation.database import Database, Effect, OutboxRow
+from tests.simulation.database import Database
 from tests.simulation.machine import Machine, Process
+from tests.simulation.rows import Effect, OutboxRow
 
 # Of the events of a key, where handlers may settle them: the others reach outside.
 COMPLETED_EVERY = 2
+SLOW_SHARE, SLOW_SECONDS_MAX = 0.7, 0.6
 
 
 @dataclass(slots=True)
@@ -83,6 +85,9 @@ class Handlers:
             self._reach(entry, effect)
         elif effect is not None:
             self._fail(entry, is_early=True)
+            machine = self._scene.machine
+            if machine.dice() < SLOW_SHARE:
+                machine.sleep(SLOW_SECONDS_MAX * machine.dice())
             with context.complete() as session:
                 session.write(effect)
             self._fail(entry)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import psycopg
 
 from penstock.errors import FatalError
-from tests.simulation.database import OutboxRow
+from tests.simulation import operators
 from tests.simulation.faults import DECK, end_worker
 from tests.simulation.handling import Conduct
 from tests.simulation.past import begin
 from tests.simulation.promises import Promises
+from tests.simulation.rows import OutboxRow
 from tests.simulation.shapes import draw
 from tests.simulation.world import World
 
@@ -167,6 +168,8 @@ def _prepare(world: World) -> Senders:
         senders.step()
     for role in world.roles:
         world.start_worker(role)
+    if world.shape.has_operator:
+        operators.begin(world)
     return senders
 
 
@@ -182,7 +185,7 @@ def _heal(world: World, promises: Promises) -> int:
     machine.note("HEALING")
     world.wire.loss_share = world.hot.loss_share = 0.0
     machine.switch_share, machine.turn_seconds = HEALING_SWITCH_SHARE, HEALING_TURN_SECONDS
-    world.hot.is_away = False
+    world.hot.is_away = world.database.is_paused = False
     if machine.dice() < REPAIR_SHARE:
         # Somebody has repaired the handlers, too.
         world.conduct.clear()

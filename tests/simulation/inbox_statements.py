@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.simulation.database import Effect, Parameters, Refused, Rows, Transaction
+from tests.simulation.database import Parameters, Refused, Rows, Transaction
 from tests.simulation.lease_statements import move_checkpoint
 from tests.simulation.log_statements import LEASE_LOST, statement
+from tests.simulation.rows import Effect
 
 SEAL_BROKEN = "PS002"
 NOT_ALL_FRESH = "PS004"

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from penstock.core.leases import consumer_role
-from tests.simulation.database import (
-    WAITING,
-    Database,
-    LeaseRow,
-    Parameters,
-    Rows,
-    Transaction,
-)
+from tests.simulation.database import WAITING, Database, Parameters, Rows, Transaction
 from tests.simulation.log_statements import statement
 from tests.simulation.machine import NEVER
+from tests.simulation.rows import LeaseRow
 
 # ── leases ────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,7 +114,8 @@ def read_consumer(transaction: Transaction, _: Parameters) -> Rows:
 
 
 @statement("consumer.sql", "describe")
-def describe(_: Transaction, __: Parameters) -> Rows:
+def describe(transaction: Transaction, parameters: Parameters) -> Rows:
+    transaction.database.ordering = parameters["ordering"]
     return []
 
 

@@ -10,14 +10,13 @@ from tests.simulation.database import (
     NAMES,
     STATEMENTS,
     Database,
-    Hole,
-    OutboxRow,
     Parameters,
     Refused,
     Rows,
     Statement,
     Transaction,
 )
+from tests.simulation.rows import Hole, OutboxRow
 
 LEASE_LOST = "PS003"
 TIMELINE_CHANGED = "PS005"

@@ -19,17 +19,9 @@ from penstock.pipeline.reader import Stretch, TierReader
 from penstock.pipeline.window import StreamWindow
 from penstock.stores.queries import Queries
 from tests.simulation import inbox_statements, lease_statements, log_statements, parked_statements
-from tests.simulation.database import (
-    STATEMENTS,
-    Database,
-    DeadRow,
-    LeaseRow,
-    OutboxRow,
-    Parameters,
-    Rows,
-    Transaction,
-)
+from tests.simulation.database import STATEMENTS, Database, Parameters, Rows, Transaction
 from tests.simulation.inbox_statements import array, mark, numbers
+from tests.simulation.rows import DeadRow, LeaseRow, OutboxRow
 
 Mutant = Callable[[], AbstractContextManager[Any]]
 
@@ -238,6 +230,11 @@ def failure_of_an_only_attempt_that_is_kept_quiet() -> AbstractContextManager[An
     return patch.object(Judgement, "after_the_fact", lambda *_: None)
 
 
+def operator_who_passes_nothing_on() -> AbstractContextManager[Any]:
+    """What waits behind an event that was taken away is not told."""
+    return _instead("redrive.sql", "promote_after", lambda *_: [])
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__.replace("_", " "): mutant
     for mutant in (
@@ -260,5 +257,6 @@ MUTANTS: dict[str, Mutant] = {
         survey_that_asks_nobody,
         handler_that_is_called_before_its_only_attempt_is_written_down,
         failure_of_an_only_attempt_that_is_kept_quiet,
+        operator_who_passes_nothing_on,
     )
 }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
-from tests.simulation.database import (
-    WAITING,
-    DeadRow,
-    Parameters,
-    ParkedRow,
-    Rows,
-    Transaction,
-)
+from tests.simulation.database import WAITING, Parameters, Rows, Transaction
 from tests.simulation.inbox_statements import array, mark, numbers
 from tests.simulation.log_statements import statement
+from tests.simulation.rows import DeadRow, ParkedRow
 
 SETBACKS_MAX = 20
 """How many of them are kept."""
@@ -59,10 +54,14 @@ def due(transaction: Transaction, parameters: Parameters) -> Rows:
             for row in parked.values()
             if row.key_hash == head.key_hash and row.position >= head.position and not row.held
         )
-        is_alone = head.attempts > 0 or head.setbacks > 0 or not in_order
+        has_failed = head.setbacks > 0 and head.operation_id is None
+        is_alone = head.attempts > 0 or has_failed or not in_order
         chosen.update(following[: 1 if is_alone else count])
     rows = [parked[position] for position in sorted(chosen)[:count]]
-    return [(row.position, row.entry, row.attempts, row.setbacks, False) for row in rows]
+    return [
+        (row.position, row.entry, row.attempts, row.setbacks, row.operation_id is not None)
+        for row in rows
+    ]
 
 
 def _first(rows: Iterable[ParkedRow], key_hash: int) -> int | None:
@@ -197,6 +196,7 @@ def _park(
         parameters["held"],
         depth,
         0 if parameters["error"] is None else 1,
+        parked_at=now,
     )
     transaction.insert(transaction.database.parked, position, row)
 
@@ -208,7 +208,9 @@ def postpone(transaction: Transaction, parameters: Parameters) -> Rows:
     if row is not None:
         held = parameters["held"]
         due_at = None if held else transaction.database.machine.now + parameters["delay_seconds"]
+        is_on_its_way = row.attempts == parameters["attempts"]
         row = row._replace(
+            operation_id=row.operation_id if is_on_its_way else None,
             attempts=parameters["attempts"],
             held=held,
             next_attempt_at=due_at,
@@ -220,8 +222,17 @@ def postpone(transaction: Transaction, parameters: Parameters) -> Rows:
 
 @statement("parked.sql", "bury")
 def bury(transaction: Transaction, parameters: Parameters) -> Rows:
-    row = DeadRow(parameters["position"], parameters["reason"])
-    transaction.write(transaction.database.dead, parameters["event_uuid"], row)
+    database, starts = transaction.database, parameters["starts"]
+    parked = transaction.rows(database.parked).get(parameters["position"])
+    earlier = 0 if parked is None else parked.setbacks
+    row = DeadRow(
+        parameters["position"],
+        parameters["reason"],
+        parameters["key_hash"],
+        parameters["entry"],
+        earlier + (1 if starts is None else len(json.loads(starts))),
+    )
+    transaction.write(database.dead, parameters["event_uuid"], row)
     return []
 
 

@@ -9,9 +9,9 @@ from penstock.core.lanes import lane_of
 from penstock.core.options import Guarantee
 from penstock.core.wire import decode_entry
 from penstock.errors import MalformedEntry
-from tests.simulation.database import OutboxRow
 from tests.simulation.effects import Effects
 from tests.simulation.log_statements import hole_body
+from tests.simulation.rows import OutboxRow
 from tests.simulation.world import KEYS, World
 
 
@@ -124,7 +124,7 @@ class Promises:
             return
         position, outcome = settled
         is_parked, is_dead = position in database.parked, event_uuid in database.dead
-        expected = {"handled": (False, False), "dead": (False, True)}.get(outcome, (True, is_dead))
+        expected = (outcome == "parked", is_dead if outcome == "parked" else outcome == "dead")
         if (is_parked, is_dead) != expected:
             violate(f"{position} is entered as {outcome}, but parked {is_parked}, dead {is_dead}")
         has_effect = event_uuid in self._effects.seen

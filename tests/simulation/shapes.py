@@ -24,6 +24,9 @@ OTHERS: tuple[tuple[Guarantee, Order], ...] = (
     (Guarantee.AT_MOST_ONCE, "key"),
 )
 HOLD_SHARE = 0.1
+# Those who keep somebody for it let him decide.
+OPERATOR_SHARE, OPERATOR_SHARE_AT_LEAST = 0.25, 0.6
+HOLD_SHARE_OPERATED = 0.6
 LANES_MAX = 3
 
 
@@ -35,6 +38,7 @@ class Shape(NamedTuple):
     on_exhausted: OnExhausted = "bury"
     batch_size: int = 3
     lanes: int = 1
+    has_operator: bool = False
 
     @property
     def lanes_max(self) -> int:
@@ -45,13 +49,22 @@ class Shape(NamedTuple):
 def draw(dice: Callable[[], float]) -> Shape:
     """The shape of one history."""
     batch_size, lanes = 1 + int(dice() * 4), 1 + int(dice() * 2)
-    on_exhausted: OnExhausted = "hold" if dice() < HOLD_SHARE else "bury"
     guarantee, order = Shape().guarantee, Shape().order
     if dice() > PLAIN_SHARE:
         guarantee, order = OTHERS[int(dice() * len(OTHERS))]
-    if guarantee is Guarantee.AT_MOST_ONCE:
-        on_exhausted = "bury"
-    return Shape(guarantee, order, on_exhausted, batch_size, 1 if order == "stream" else lanes)
+    is_tried_once = guarantee is Guarantee.AT_MOST_ONCE
+    is_called_first = guarantee is Guarantee.AT_LEAST_ONCE
+    share = OPERATOR_SHARE_AT_LEAST if is_called_first else OPERATOR_SHARE
+    has_operator = dice() < share and not is_tried_once
+    is_held = dice() < (HOLD_SHARE_OPERATED if has_operator else HOLD_SHARE)
+    return Shape(
+        guarantee,
+        order,
+        "hold" if is_held and not is_tried_once else "bury",
+        batch_size,
+        1 if order == "stream" else lanes,
+        has_operator,
+    )
 
 
 @cache

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, LiteralString, TypeVar
+from unittest.mock import patch
 
 import psycopg
 
@@ -18,17 +19,20 @@ from penstock.core.leases import PUBLISHER, Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.wire import Entry, decode_body
 from penstock.errors import PenstockError
+from penstock.stores import operations
 from penstock.stores.inbox import Claim, Inbox, Registration
 from penstock.stores.lanes import Lanes
 from penstock.stores.leases import LeaseTable
+from penstock.stores.operations import Kind, Operation
 from penstock.stores.outbox import Outbox
 from penstock.stores.parked import Letter, Look, Parked, ParkedRow, Setback
 from penstock.stores.streams import Streams
 from penstock.stores.suspects import Suspects
 from penstock.stores.worker_connection import SyncWorkerConnection
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
-from tests.simulation.database import Database, OutboxRow
+from tests.simulation.database import Database
 from tests.simulation.machine import Machine, Process
+from tests.simulation.rows import OutboxRow
 
 T = TypeVar("T")
 STREAM, CONSUMER = Database.stream_name, Database.consumer
@@ -39,9 +43,13 @@ OWNERS = ("one", "two")
 LETTER = Letter(forensics=Forensics("E", "", "", ""), error="", handler="h")
 SETTLED: LiteralString = "SELECT event_uuid::text, position, outcome FROM events.processed_event"
 PARKED: LiteralString = (
-    "SELECT position, attempts, held, next_attempt_at IS NULL, depth FROM events.parked_event"
+    "SELECT position, attempts, held, next_attempt_at IS NULL, depth,"
+    " jsonb_array_length(history), operation_id IS NOT NULL FROM events.parked_event"
 )
-DEAD: LiteralString = "SELECT event_uuid::text, position, reason FROM events.dead_letter"
+DEAD: LiteralString = (
+    "SELECT event_uuid::text, position, reason, jsonb_array_length(attempts)"
+    " FROM events.dead_letter"
+)
 LEASES: LiteralString = "SELECT role, term, checkpoint, clean, epoch, lane FROM events.stream_lease"
 STREAMS: LiteralString = "SELECT head, timeline = events.timeline() FROM events.stream"
 # Fields of a body that tell the time.
@@ -92,6 +100,8 @@ class Twins:
                 lambda: None,
             ),
         )
+        self._limits = patch.object(operations, "LOCK_SECONDS", 0.06)
+        self._limits.start()
         self._senders = [psycopg.connect(database_url) for _ in range(2)]
         self._unsent: list[list[OutboxRow]] = [[], []]
         self._walked: list[str] = []
@@ -109,6 +119,7 @@ class Twins:
 
     def close(self) -> None:
         with ExitStack() as stack:
+            stack.callback(self._limits.stop)
             for server in self.servers:
                 stack.callback(server.close)
             for sender in self._senders:
@@ -324,7 +335,13 @@ class Twins:
     def _register(self, lanes: int = 1) -> Registration:
         self._deploys += self.number(0, 1)
         deployed_at = datetime.fromtimestamp(self._deploys, UTC)
-        options = ConsumerOptions(stream_name=STREAM, name="bill", lanes=lanes)
+        options = ConsumerOptions(
+            stream_name=STREAM,
+            name="bill",
+            lanes=lanes,
+            order=self.pick(("key", "key", "none")),
+            allow_reordering=True,
+        )
         known = self.both(
             f"register with {lanes} lanes",
             lambda s: self.inbox.register(s.connection, CONSUMER, options, deployed_at),
@@ -556,20 +573,59 @@ class Twins:
         if self.chance(0.1):
             self.both("let_overtake", lambda s: [parked.let_overtake(s.connection, CONSUMER)])
 
+    def operate(self) -> None:
+        """An operator redrives, discards or releases some of what there is."""
+        letters = [row.position for row in self.model.dead.values() if self.chance(0.6)]
+        parked = sorted(p for p in self.model.parked if self.chance(0.6))
+        kind: Kind = self.pick(("redrive", "redrive", "discard", "release"))
+        is_stopped = self.chance(0.3)
+
+        def run(server: Server) -> Any:
+            operation = Operation(server.connection, kind, {}, consumer=CONSUMER, by="", reason="")
+            ids = letters if server is self.servers[1] else self._ids(letters)
+            match kind:
+                case "redrive":
+                    moved = operation.move(ids)
+                    return moved, operation.take_back(100) if is_stopped else 0
+                case "discard":
+                    return operation.discard(ids)
+                case "release":
+                    return operation.release(CONSUMER, parked)
+
+        self.both(f"{kind} {letters} or {parked}", run)
+        self.look_at_books()
+
+    def _ids(self, positions: list[int]) -> list[int]:
+        query = "SELECT id FROM events.dead_letter WHERE position = ANY(%s)"
+        return [row[0] for row in self.real.execute(query, [positions])]
+
+    def pause(self) -> None:
+        """Somebody pauses the consumer, or lets it go on."""
+        self.model.is_paused = not self.model.is_paused
+        self._walked.append(f"paused: {self.model.is_paused}")
+        self.real.execute(
+            "UPDATE events.consumer SET paused_at = CASE WHEN %s THEN clock_timestamp() END",
+            [self.model.is_paused],
+        )
+
     def look_at_books(self) -> None:
         """What is committed, row by row."""
         model = self.model
         parked = [
-            (p, r.attempts, r.held, r.next_attempt_at is None, r.depth)
+            (
+                *(p, r.attempts, r.held, r.next_attempt_at is None, r.depth),
+                *(r.setbacks, r.operation_id is not None),
+            )
             for p, r in model.parked.items()
         ]
         leases = [
             (role, r.term, r.checkpoint, r.clean, r.epoch, r.lane)
             for role, r in model.leases.items()
         ]
+        dead = [(u, r.position, r.reason, r.attempts) for u, r in model.dead.items()]
         self._same_rows(SETTLED, [(uuid, *row) for uuid, row in model.processed.items()])
         self._same_rows(PARKED, parked)
-        self._same_rows(DEAD, [(uuid, *row) for uuid, row in model.dead.items()])
+        self._same_rows(DEAD, dead)
         self._same_rows(LEASES, leases)
         self._same_rows(STREAMS, [(model.head, model.stream_timeline == model.timeline)])
 
@@ -583,6 +639,7 @@ class Twins:
         *(acquire, expire, keep_leases, give_back, share_lanes, change_lanes, suspect),
         *(claim, claim, claim, within, within, within, within, within, within),
         *(end_batch, end_batch, end_batch, look_at_parked, letter, survey),
+        *(operate, operate, pause),
     )
 
     def walk(self, steps: int) -> None:

@@ -37,10 +37,11 @@ from penstock.runtime.loop import Loop, Stage
 from penstock.stores import outage
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
 from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
-from tests.simulation.database import Database, Effect, OutboxRow
+from tests.simulation.database import Database
 from tests.simulation.handling import Conduct, Handlers
 from tests.simulation.hot_log import HotServer, ModelHotLog
 from tests.simulation.machine import Actor, Machine, Process
+from tests.simulation.rows import Effect, OutboxRow
 from tests.simulation.shapes import Shape, options_of
 
 # Everything takes a while of the same order, so that no history waits long for anything.
@@ -210,6 +211,8 @@ class World:
         self.shape = Shape()
         self.forgotten: dict[tuple[int, str], OutboxRow] = {}
         """Events that a failover has lost; who still finds them on the hot log may handle them."""
+        self.redriven: set[str] = set()
+        """Dead letters that somebody has put back: these and their keys have no order."""
         self.standby = self.database.snapshot()
         self.may_lose_commits = False
         self.at_fail_over: list[Callable[[], None]] = []
