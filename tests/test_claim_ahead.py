@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import text
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 from penstock.core.wire import Entry
@@ -88,8 +89,42 @@ def in_a_pipeline_of_the_driver(event: Placed, session: Session) -> None:
         driver.execute(INSERT, (event.n,))
 
 
+def through_one_cursor_that_prepares(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    for n in (-event.n, event.n):
+        driver.cursor().execute(INSERT, (n,), prepare=True)
+    driver.cursor().execute("DELETE FROM effect WHERE n < %s", (0,))
+
+
+def many_at_once(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    driver.cursor().executemany(INSERT, [(event.n,)])
+
+
+def row_by_row(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    returned = list(driver.cursor().stream(INSERT + " RETURNING n", (event.n,)))
+    assert returned == [(event.n,)]
+
+
+def in_several_statements(event: Placed, session: Session) -> None:
+    driver: Any = session.connection().connection.driver_connection
+    driver.execute(f"SELECT 1; {INSERT}".replace("%s", str(event.n)))
+
+
+def behind_a_statement_that_fails(event: Placed, session: Session) -> None:
+    with pytest.raises(DataError), session.begin_nested():
+        session.execute(text("SELECT 1 / (:n - :n)"), {"n": event.n})
+    through_a_session(event, session)
+
+
 HANDLERS = [
     through_a_session,
+    through_one_cursor_that_prepares,
+    many_at_once,
+    row_by_row,
+    in_several_statements,
+    behind_a_statement_that_fails,
     through_a_cursor,
     reading_back,
     in_lists,
@@ -170,6 +205,22 @@ def test_the_handler_is_called_before_the_claim_is_answered(
     bench.consumer(end_the_rival).step()
     assert failures(heard) == []
     assert bench.checkpoint() == 3
+
+
+def test_a_claim_that_is_refused_is_what_has_failed(
+    bench: Workbench, rival: psycopg.Connection[Any], heard: list[signals.Signal]
+) -> None:
+    name = sql.Identifier(bench.connection.info.dbname)
+    bench.connection.execute(sql.SQL("ALTER DATABASE {} SET lock_timeout = '10ms'").format(name))
+    consumer = bench.consumer(through_a_session)
+    consumer.step()
+    (rolled_back,) = failures(heard)
+    assert isinstance(rolled_back, signals.BatchRolledBack)
+    assert "lock timeout" in rolled_back.reason
+    rival.rollback()
+    run_until_idle(consumer)
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]
+    assert failures(heard) == [rolled_back]
 
 
 def test_a_list_is_decoded_before_the_claim_is_answered(

@@ -261,6 +261,34 @@ def test_two_who_number_at_once_wait_for_each_other(
     assert [position for position, _ in second] == [6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize("sent", [2, 3])
+def test_a_row_that_goes_away_while_it_is_numbered_leaves_no_gap(
+    settings: Settings, connection: psycopg.Connection[Any], sent: int
+) -> None:
+    lease = leased(settings, connection)
+    gone, *rest = send(settings.database_url, "orders", sent)
+    second: list[list[tuple[int, str]]] = []
+    with psycopg.connect(settings.database_url) as operator, connection:
+        operator.execute("DELETE FROM events.outbox_event WHERE event_uuid = %s", (gone,))
+        # What is numbered begins with the row that is being deleted.
+        numbering = threading.Thread(
+            target=lambda: second.append(Outbox().number(connection, lease, sent - 1))
+        )
+        numbering.start()
+        pid = connection.info.backend_pid
+        wait_until(
+            lambda: ask(settings.database_url, "SELECT pg_blocking_pids(%s)", pid) != [([],)],
+            what="the numbering waits for the operator",
+        )
+        operator.commit()
+        numbering.join(SOON_SECONDS)
+    assert second == [[]]
+    with psycopg.connect(settings.database_url) as again:
+        rows = Outbox().number(again, lease, sent)
+    assert [position for position, _ in rows] == list(range(1, sent))
+    assert uuids_in_order(settings) == rest
+
+
 def test_a_numbering_that_fails_at_its_commit_leaves_nothing_on_the_log(
     settings: Settings, connection: psycopg.Connection[Any]
 ) -> None:
