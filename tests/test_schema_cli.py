@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -37,21 +38,22 @@ def step(old: dict) -> dict:
 """
 
 
+_lengths = count(1)
+
+
 class Shop:
     """An application whose only event changes from one command to the next."""
 
     def __init__(self, penstock: Penstock, event_type: str) -> None:
         self._penstock = penstock
         self._event_type = event_type
-        self._writes = 0
 
     def write(self, *fields: str, version: int = 1, upcaster: str = "") -> None:
         paid = PAID.format(
             event_type=self._event_type, version=version, fields="\n    ".join(fields)
         )
         # Longer each time: bytecode of a module of the same size and second would do for both.
-        self._writes += 1
-        text = HEAD + paid + DECLARED + upcaster + "#" * self._writes
+        text = HEAD + paid + DECLARED + upcaster + "#" * next(_lengths)
         (self._penstock.folder / "shop.py").write_text(text)
 
     def schema(self, *arguments: str, code: int = 0) -> Done:
