@@ -119,7 +119,8 @@ class AsyncWorkerConnection:
         async def create() -> GuardedAsyncConnection:
             require_first(made)
             made.append(await GuardedAsyncConnection.connect(conninfo(url), **arguments))
-            accustom(made[0])
+            # It asks the server, which may keep silent: the loop goes on meanwhile.
+            await asyncio.to_thread(accustom, made[0])
             return made[0]
 
         engine = create_async_engine(ASYNC_DIALECT, async_creator=create, poolclass=NullPool)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import Engine, event
+from sqlalchemy import AdaptedConnection, Engine, event
 
 from penstock.stores.postgres import accustom
 
@@ -19,8 +20,12 @@ def adopt(engine: Engine) -> None:
     _engines.add(engine)
 
 
-def _accustom(_connection: Any, record: Any) -> None:
-    accustom(record.driver_connection)
+def _accustom(connection: Any, record: Any) -> None:
+    if isinstance(connection, AdaptedConnection):
+        # It asks the server, which may keep silent: the application's event loop goes on meanwhile.
+        connection.run_async(lambda driver: asyncio.to_thread(accustom, driver))
+    else:
+        accustom(record.driver_connection)
 
 
 def _leave_to_parent() -> None:
