@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -498,6 +499,26 @@ def test_a_timekeeper_behind_another_sleeper_hears_what_that_one_hears(clock: Cl
         clock.schedule("heard", "0")
         wait_until(lambda: clock.fired() == ["heard"], what="it is fired")
     hanging.close()
+
+
+@pytest.mark.usefixtures("deaf_look")
+def test_what_is_scheduled_while_it_tests_its_ears_is_not_slept_over(
+    clock: Clockwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hears = TimerWakeup.hears
+
+    def hears_both(self: TimerWakeup, *others: Any) -> bool:
+        clock.schedule("meanwhile", "0")
+        is_heard = hears(self, *others)
+        self.drop_heard()
+        return is_heard
+
+    with closing(TimerWakeup(clock.settings.database_url)) as first:
+        assert first.try_be_first()
+        assert first.try_hold() == "held"
+        monkeypatch.setattr(TimerWakeup, "hears", hears_both)
+        with ticking(clock.settings):
+            wait_until(lambda: clock.fired() == ["meanwhile"], what="it is fired")
 
 
 def test_a_timekeeper_that_hears_nothing_says_so_and_polls(

@@ -113,9 +113,12 @@ class Timekeeper:
     def wait(self, stop: threading.Event) -> None:
         """Sleep until the next timer is due, until one is scheduled, or until `stop`."""
         seconds = self._seconds_until_next_look()
+        was_deaf = self._wakeup is None
         wakeup = self._wakeup_that_hears(stop)
         if wakeup is None:
             stop.wait(min(seconds, POLL_MODE_SECONDS))
+        if wakeup is None or was_deaf:
+            # The next step looks for what came before it listened, and while it tested that.
             return
         self._is_first = self._is_first or wakeup.try_be_first()
         if not self._is_holding:
