@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import quote
@@ -14,6 +15,9 @@ import pytest
 import redis
 from psycopg import sql
 
+from penstock import Pipeline
+from penstock.cli.bench import PATIENCE_SECONDS, Journal, working
+from penstock.errors import UsageError
 from tests.test_cli import Penstock, penstock
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -61,6 +65,15 @@ def test_a_bench_that_is_stopped_leaves_nothing(penstock: Penstock, number: int)
     assert process.returncode == 128 + number
     assert "Traceback" not in stderr
     assert leftovers(penstock) == []
+
+
+def test_what_ends_the_worker_is_told_at_once() -> None:
+    pipeline = Pipeline("bench", database_url="postgresql://nowhere/none")
+    journal = Journal()
+    began_at = time.monotonic()
+    with pytest.raises(UsageError, match="nobody"), working(pipeline, ["nobody"], journal):
+        journal.wait_for("row", 1)
+    assert time.monotonic() - began_at < PATIENCE_SECONDS
 
 
 @pytest.fixture

@@ -70,6 +70,13 @@ class Journal:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._steps: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._has_worker = False
+
+    def on_worker(self, *, is_there: bool) -> None:
+        """Whether anybody is at work; without, nobody need be waited for."""
+        with self._changed:
+            self._has_worker = is_there
+            self._changed.notify_all()
 
     def on_confirmed(self, signal: BatchConfirmed) -> None:
         """The publisher moved on."""
@@ -88,7 +95,7 @@ class Journal:
         """Wait until a part is there; returns since when. Raises PenstockError if it stands."""
         with self._changed:
             while not self._steps[part] or self._steps[part][-1][1] < position:
-                if not self._changed.wait(PATIENCE_SECONDS):
+                if not self._has_worker or not self._changed.wait(PATIENCE_SECONDS):
                     raise PenstockError(
                         f"{part} has not moved for {PATIENCE_SECONDS:g} s. Nothing is left behind; "
                         "look at the load of the servers, and measure again."
@@ -114,7 +121,7 @@ def run_bench(invocation: Invocation, events: int, seconds: float) -> dict[str, 
             print_note(f"Moving {events:,} events, stage by stage …")
             sent_per_second = _send(pipeline, connection, events)
             for part, role in ROLES.items():
-                with _working(pipeline, [role]):
+                with working(pipeline, [role], journal):
                     journal.wait_for(part, events)
             rates = {part: journal.rate(part) for part in ROLES}
             print_note(f"Sending one at a time for {seconds:g} s …")
@@ -146,7 +153,7 @@ def _latencies(
 ) -> dict[str, dict[str, float]]:
     times: dict[str, list[float]] = {name: [] for name in HANDLERS}
     ends_at = time.perf_counter() + seconds
-    with _working(pipeline, list(ROLES.values())):
+    with working(pipeline, list(ROLES.values()), journal):
         while time.perf_counter() < ends_at or len(times["row"]) < 2 * WARM_UP:
             pipeline.send(connection, STREAM, _event(position))
             connection.commit()
@@ -228,11 +235,13 @@ def _forget(redis_url: str, prefix: str) -> None:
 
 
 @contextmanager
-def _working(pipeline: Pipeline, roles: Sequence[str]) -> Iterator[None]:
+def working(pipeline: Pipeline, roles: Sequence[str], journal: Journal) -> Iterator[None]:
     """A worker in this process; what ends it comes out here."""
     stop = threading.Event()
     with ThreadPoolExecutor(1, "penstock-bench") as threads:
+        journal.on_worker(is_there=True)
         worker = threads.submit(pipeline.run_worker, roles, stop)
+        worker.add_done_callback(lambda _: journal.on_worker(is_there=False))
         try:
             yield
         finally:
