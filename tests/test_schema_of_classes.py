@@ -43,6 +43,7 @@ from penstock.core.schema import Rule, can_read, check, schema_hash
 from penstock.core.schema.catalogue import comparable
 from penstock.core.schema.documents import contract_in, document_of
 from penstock.core.schema.nodes import DEMANDS, KEYS, without_demands
+from penstock.errors import RegistrationError
 
 
 class Suit(Enum):
@@ -302,3 +303,11 @@ def test_demands_are_kept_in_a_document() -> None:
     assert contract_of(CLASSES["by integer"]).json_schema["properties"]["x"][KEYS] == {
         "type": "integer"
     }
+
+
+def test_a_type_that_is_no_text_has_no_contract() -> None:
+    class Half(Event, type="half \ud800", version=1):
+        a: int
+
+    with pytest.raises(RegistrationError, match="half a surrogate pair"):
+        contract_of(Half)

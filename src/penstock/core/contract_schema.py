@@ -14,8 +14,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema, from_json, to_json
 
 from penstock.core.contracts import readable_versions
+from penstock.core.encoding import is_unstorable_text
 from penstock.core.events import Event
 from penstock.core.reader_demands import DemandsAside
+from penstock.core.require import require
 from penstock.core.schema.catalogue import Contract
 from penstock.core.schema.nodes import ALIASES
 from penstock.errors import RegistrationError
@@ -33,7 +35,14 @@ def json_schema_of(event_class: type[Event]) -> dict[str, Any]:
 
 
 def contract_of(event_class: type[Event]) -> Contract:
-    """What others are told of a class that has a version."""
+    """What others are told of a class that has a version. Raises RegistrationError."""
+    require(
+        not is_unstorable_text(event_class.__event_type__),
+        f"{event_class.__name__} cannot be told to others: its type "
+        f"{event_class.__event_type__!a} holds a NUL or half a surrogate pair, which is no text. "
+        "Give it another type.",
+        RegistrationError,
+    )
     schema = json_schema_of(event_class)
     key = event_class.__event_key__
     return Contract(
