@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -16,6 +17,9 @@ from tests.databases import name_of, new_database, server_folder
 # Hypothesis would call a test broken that a busy machine merely slows down.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Below a shell in the background, Ctrl-C would be ignored by every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OWN_SERVERS = ("PENSTOCK_DATABASE_URL", "PENSTOCK_REDIS_URL")
 
