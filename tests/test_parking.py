@@ -590,6 +590,64 @@ def test_at_most_once_a_redrive_in_vain_is_written_down(bench: Workbench) -> Non
         assert bench.rows("SELECT redrives FROM events.dead_letter") == [count]
 
 
+def test_what_waits_behind_a_held_event_does_not_go_with_an_earlier_one_that_is_redriven(
+    bench: Workbench,
+) -> None:
+    bench.send(3)
+    bench.publish()
+    moody = Moody(2)
+    first = bench.consumer(moody.on_session, retry=Retry.none())
+    run_until_idle(first)
+    first.close()
+    bench.send(6)
+    bench.publish()
+    lane = bench.consumer(moody.on_session, on_exhausted="hold", retry=Retry.none())
+    run_until_idle(lane)
+    assert outcomes(bench)["dead"] == [2]
+    assert parked(bench) == [5, 8]
+    moody.bad.clear()
+    letters = bench.rows("SELECT id FROM events.dead_letter ORDER BY position")
+    operation(bench, "redrive").move(letters[:1])
+    look_now(lane)
+    drive(lane, lambda: "dead" not in outcomes(bench))
+    run_until_idle(lane)
+    assert parked(bench) == [5, 8]
+    operation(bench, "redrive").move(letters[1:])
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    # Positions 2, 5 and 8.
+    assert effects(bench)[-3:] == [2, 2, 5]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_what_waits_behind_an_event_that_is_held_again_in_time_goes_on_waiting(
+    bench: Workbench, guarantee: str
+) -> None:
+    """Read as due together, then the first is taken back before the attempt begins."""
+    called: list[int] = []
+
+    def handler(event: Placed) -> None:
+        called.append(event.n)
+        if event.n == 2:
+            raise FatalError("not today")
+
+    bench.send(9)
+    bench.publish()
+    options: Any = {"on_exhausted": "hold", "batch_size": 10, "guarantee": guarantee}
+    lane = bench.consumer(handler, **options)
+    run_until_idle(lane)
+    redrive = operation(bench, "redrive")
+    redrive.move(bench.rows("SELECT id FROM events.dead_letter"))
+    called.clear()
+    look_now(lane)
+    lane._parked.extend(lane._parking.due())
+    assert [e.position for batch in lane._parked for e in batch.entries] == [2, 5, 8]
+    assert redrive.take_back(10) == 1
+    run_until_idle(lane)
+    assert called == []
+    assert parked(bench) == [2, 5, 8]
+
+
 def test_a_discard_of_a_held_event_lets_its_key_go_on(bench: Workbench) -> None:
     lane = held_key(bench, Moody(2))
     assert operation(bench, "discard").discard(bench.rows("SELECT id FROM events.dead_letter")) == 1

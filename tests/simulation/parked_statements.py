@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from tests.simulation.database import WAITING, Parameters, Rows, Transaction
 from tests.simulation.inbox_statements import array, mark, numbers
 from tests.simulation.log_statements import statement
+from tests.simulation.machine import NEVER
 from tests.simulation.rows import DeadRow, ParkedRow
 
 SETBACKS_MAX = 20
@@ -86,25 +87,42 @@ def let_overtake(transaction: Transaction, _: Parameters) -> Rows:
 def still_there(transaction: Transaction, parameters: Parameters) -> Rows:
     parked = transaction.rows(transaction.database.parked)
     asked = (parked.get(position) for position in numbers(parameters["positions"]))
-    return [(row.position,) for row in asked if row is not None and not row.held]
+    there = [row.position for row in asked if row is not None and not row.held]
+    return [(position,) for position in _in_order(parked, there, parameters)]
+
+
+def _in_order(
+    parked: dict[int, ParkedRow], positions: list[int], parameters: Parameters
+) -> list[int]:
+    """Without those behind the first of their key that is left out."""
+    if not parameters["in_order"]:
+        return positions
+    left_out: dict[int, int] = {}
+    for position, row in parked.items():
+        if position not in positions:
+            left_out[row.key_hash] = min(position, left_out.get(row.key_hash, position))
+    return [p for p in positions if p < left_out.get(parked[p].key_hash, NEVER)]
 
 
 @statement("parked.sql", "claim")
 def claim(transaction: Transaction, parameters: Parameters) -> Rows:
     mark(transaction, parameters)
     parked = transaction.database.parked
-    held: list[int] = []
+    # What is read beside the locks is as it was when the statement began.
+    before = {**transaction.rows(parked)}
+    locked: list[int] = []
     for position in numbers(parameters["positions"]):
-        row = transaction.rows(parked).get(position)
+        row = before.get(position)
         if row is None or row.held:
             continue
         transaction.lock(parked, position)
         # It may have gone while we waited.
         row = transaction.rows(parked).get(position)
         if row is not None and not row.held:
-            held.append(position)
-    transaction.seal = (parameters["seal_id"], len(held))
-    return [(held, [])]
+            locked.append(position)
+    claimed = _in_order(before, locked, parameters)
+    transaction.seal = (parameters["seal_id"], len(claimed))
+    return [(claimed, [])]
 
 
 @statement("parked.sql", "settle")

@@ -404,7 +404,7 @@ class Twins:
         def begin(server: Server) -> Any:
             worker = server.workers[slot]
             if is_parked:
-                claim = self.parked.claim(worker, CONSUMER, lease, batch)
+                claim = self.parked.claim(worker, CONSUMER, lease, batch, in_order=in_order)
             else:
                 claim = self.inbox.claim(
                     worker,
@@ -567,7 +567,7 @@ class Twins:
         )
         self.both(
             f"still_there {positions}",
-            lambda s: self.parked.still_there(s.connection, CONSUMER, batch),
+            lambda s: self.parked.still_there(s.connection, CONSUMER, batch, in_order=in_order),
         )
         parked: Any = self.parked
         if self.chance(0.1):

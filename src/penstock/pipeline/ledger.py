@@ -52,6 +52,7 @@ class Ledger:
         self._worker = worker
         self._seams = seams
         self._unsealing = unsealing
+        self._keeps_order = options.order != "none"
         self.inbox = Inbox(schema)
         self.parked = Parked(schema)
         self.suspects = Suspects(schema)
@@ -72,7 +73,9 @@ class Ledger:
         """
         if batch.is_parked:
             self._require_named(batch)
-            claim = self.parked.claim(self._worker, self._consumer, lease, batch)
+            claim = self.parked.claim(
+                self._worker, self._consumer, lease, batch, in_order=self._keeps_order
+            )
         else:
             waiting = self._waiting(batch) if called is None else _others(batch, called)
             outcomes = [self._outcome(entry, waiting or ()) for entry in batch.entries]
@@ -175,7 +178,9 @@ class Ledger:
         control = self._parking.control
         if batch.is_parked:
             self._require_named(batch)
-            return self.parked.still_there(control(), self._consumer, batch)
+            return self.parked.still_there(
+                control(), self._consumer, batch, in_order=self._keeps_order
+            )
         waiting = self._waiting(batch)
         if waiting is not None and batch.first > lease.settled_to:
             return frozenset(entry.position for entry in batch.entries) - waiting

@@ -239,7 +239,8 @@ class Completion:
             self._taken_away.add(entry.position)
             raise AlreadyHandled(
                 f"An operator took {entry.stream_name}/{entry.position} away while its handler "
-                "ran. Nothing was written: it is discarded, or a dead letter as before."
+                "ran, or an earlier event of its key. Nothing was written: it is discarded, a "
+                "dead letter as before, or waits behind one."
             )
         return part, claim
 

@@ -76,7 +76,10 @@ class SettingAside:
 
     def _open(self, batch: Batch, lease: Lease, outcome: str) -> Claim:
         if batch.is_parked:
-            return self._ledger.parked.claim(self._worker, self._consumer, lease, batch)
+            # It has had its attempt, so nothing is overtaken any more.
+            return self._ledger.parked.claim(
+                self._worker, self._consumer, lease, batch, in_order=False
+            )
         return self._ledger.inbox.claim(self._worker, self._consumer, lease, batch, [outcome])
 
     def _set_aside(self, batch: Batch, setback: Setback) -> None:

@@ -132,11 +132,17 @@ class Parked:
             for position, body, *rest in rows
         ]
 
-    def still_there(self, connection: Connection, consumer: str, batch: Batch) -> frozenset[int]:
-        """Which of a batch are still parked."""
+    def still_there(
+        self, connection: Connection, consumer: str, batch: Batch, *, in_order: bool
+    ) -> frozenset[int]:
+        """Which of a batch are still parked, and wait behind nothing that is not part of it."""
         rows = connection.execute(
             self._sql["still_there"],
-            {"consumer": consumer, "positions": _positions(batch.entries)},
+            {
+                "consumer": consumer,
+                "positions": _positions(batch.entries),
+                "in_order": in_order,
+            },
         )
         return frozenset(position for (position,) in rows)
 
@@ -153,8 +159,19 @@ class Parked:
 
     # ── in the worker's transaction ───────────────────────────────────────────────────────────
 
-    def claim(self, worker: WorkerConnection, consumer: str, lease: Lease, batch: Batch) -> Claim:
-        """Begin the transaction of a parked batch, with its rows in hand."""
+    def claim(
+        self,
+        worker: WorkerConnection,
+        consumer: str,
+        lease: Lease,
+        batch: Batch,
+        *,
+        in_order: bool,
+    ) -> Claim:
+        """Begin the transaction of a parked batch, with its rows in hand.
+
+        `in_order`: without those that wait behind a row of their key which is not in hand.
+        """
         seal_id = secrets.randbits(SEAL_ID_BITS)
         worker.begin(
             self._sql["claim"],
@@ -165,6 +182,7 @@ class Parked:
                 "role": lease.role,
                 "epoch_group": lease.epoch_group,
                 "positions": _positions(batch.entries),
+                "in_order": in_order,
             },
         )
         row = worker.first_row()

@@ -55,25 +55,47 @@ UPDATE events.parked_event SET next_attempt_at = clock_timestamp()
 
 -- name: claim
 -- The parked rows stay locked for as long as their attempt lasts; one that an operator has taken
--- away meanwhile does not come back. Lane, epoch and seal as in claim_batch.
+-- away or held meanwhile does not come back, nor what waits behind it: behind the first of its key
+-- that is left. Lane, epoch and seal as in claim_batch.
 WITH lane AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared(
                hashtext('penstock lane'), hashtext(%(stream_name)s || ' ' || %(role)s)),
            pg_advisory_xact_lock_shared(
                hashtext('penstock epoch'), hashtext(%(stream_name)s || ' ' || %(epoch_group)s))
-), held AS MATERIALIZED (
-    SELECT p.position FROM lane, events.parked_event p
+), locked AS MATERIALIZED (
+    SELECT p.position, p.key_hash FROM lane, events.parked_event p
      WHERE p.consumer = %(consumer)s AND p.position = ANY(%(positions)s::bigint[]) AND NOT p.held
        FOR UPDATE OF p
+), claimed AS MATERIALIZED (
+    SELECT locked.position
+      FROM locked
+      JOIN (SELECT key.key_hash, (
+                   SELECT p.position FROM events.parked_event p
+                    WHERE p.consumer = %(consumer)s AND p.key_hash = key.key_hash
+                      AND p.position NOT IN (SELECT position FROM locked)
+                    ORDER BY p.position LIMIT 1) AS position
+              FROM (SELECT DISTINCT key_hash FROM locked) AS key) AS left_out USING (key_hash)
+     WHERE NOT %(in_order)s OR locked.position < left_out.position OR left_out.position IS NULL
 ), seal AS (
-    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s::bigint, count(*) FROM held
+    INSERT INTO events.seal (id, fresh) SELECT %(seal_id)s::bigint, count(*) FROM claimed
 )
-SELECT ARRAY(SELECT position FROM held), '{}'::bigint[]
+SELECT ARRAY(SELECT position FROM claimed), '{}'::bigint[]
 
 -- name: still_there
--- For a handler that is called before its events are claimed: those that nobody took away.
-SELECT position FROM events.parked_event
- WHERE consumer = %(consumer)s AND position = ANY(%(positions)s::bigint[]) AND NOT held
+-- For a handler that is called before its events are claimed: what claim would take.
+WITH there AS MATERIALIZED (
+    SELECT p.position, p.key_hash FROM events.parked_event p
+     WHERE p.consumer = %(consumer)s AND p.position = ANY(%(positions)s::bigint[]) AND NOT p.held
+)
+SELECT there.position
+  FROM there
+  JOIN (SELECT key.key_hash, (
+               SELECT p.position FROM events.parked_event p
+                WHERE p.consumer = %(consumer)s AND p.key_hash = key.key_hash
+                  AND p.position NOT IN (SELECT position FROM there)
+                ORDER BY p.position LIMIT 1) AS position
+          FROM (SELECT DISTINCT key_hash FROM there) AS key) AS left_out USING (key_hash)
+ WHERE NOT %(in_order)s OR there.position < left_out.position OR left_out.position IS NULL
 
 -- name: settle
 -- They are handled or passed by: no longer parked, no longer dead; the next of each key is due.
