@@ -40,3 +40,14 @@ def test_status_loads_what_it_needs_and_no_more() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_measuring_brings_no_event_of_the_demonstration() -> None:
+    program = (
+        "import penstock.cli.bench; from penstock.core.contracts import known_types\n"
+        "print(sorted(known_types()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['bench.measured']"

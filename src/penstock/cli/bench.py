@@ -18,10 +18,10 @@ import redis
 from psycopg import sql
 
 from penstock import Event, Pipeline
-from penstock.cli.demo import leaving_on_signals, running_servers
 from penstock.cli.developing import offering_your_own
 from penstock.cli.invocation import Invocation
 from penstock.cli.output import print_note
+from penstock.cli.passing import leaving_on_signals, running_servers
 from penstock.core.leases import PUBLISHER, consumer_role
 from penstock.core.masking import masked_url
 from penstock.errors import PenstockError, ServerUnavailable

@@ -10,12 +10,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import redis
 from rich.console import Console
@@ -27,12 +25,13 @@ from penstock.cli.demo_display import Display
 from penstock.cli.demo_report import Report, read_books, read_counts, read_latency
 from penstock.cli.demo_senders import Senders
 from penstock.cli.output import PIPE_WIDTH, print_json
+from penstock.cli.passing import leaving_on_signals, running_servers
 from penstock.core.leases import PUBLISHER
 from penstock.ops.workers import release_dead_worker
 from penstock.runtime.children import WORKER_ID, ProcessSpec
 from penstock.runtime.processes import ProcessGroup
 from penstock.stores.migrations import migrate
-from penstock.stores.servers import EmbeddedPostgres, EmbeddedValkey, Servers
+from penstock.stores.servers import Servers
 from penstock.telemetry.bus import subscribe, unsubscribe
 from penstock.telemetry.signals import WorkerDied
 
@@ -239,21 +238,6 @@ def _worker_spec(role: str, servers: Servers, pids: Path) -> ProcessSpec:
 
 
 @contextmanager
-def running_servers(folder: Path) -> Iterator[Servers]:
-    """Both servers, durable; PostgreSQL remembers when each transaction committed."""
-    postgres = EmbeddedPostgres(folder / "postgres", settings={"track_commit_timestamp": "on"})
-    valkey = EmbeddedValkey(folder / "valkey")
-    with ExitStack() as stack:
-        stack.callback(valkey.stop)
-        stack.callback(postgres.stop)
-        valkey.launch()
-        postgres.launch()
-        valkey.wait_until_ready()
-        postgres.wait_until_ready()
-        yield Servers(database_url=postgres.url, redis_url=valkey.url)
-
-
-@contextmanager
 def _told_of_deaths(display: Display) -> Iterator[None]:
     def tell(death: WorkerDied) -> None:
         display.tell(f"{death.worker} (pid {death.pid}) is dead, another one starts")
@@ -263,22 +247,3 @@ def _told_of_deaths(display: Display) -> Iterator[None]:
         yield
     finally:
         unsubscribe(tell)
-
-
-@contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """Leave through every `finally`, so that neither a server nor a file stays behind."""
-
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        # Below nohup, a closed terminal is nothing to leave for.
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
