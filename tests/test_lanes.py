@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from penstock.core.lanes import LaneView, fair_share, lane_of, lanes_for
+from penstock.core.progress import AGAIN
 from penstock.pipeline import window as windows
 from penstock.pipeline.reader import TierReader
 from penstock.stores.control_connection import ControlConnection
@@ -94,6 +95,19 @@ def test_lanes_that_have_nothing_to_do_move_on(shop: Shop) -> None:
     with shop.publisher(), shop.worker(lanes=4):
         shop.wait_until_handled()
         wait_until(lambda: shop.checkpoints() == [50] * 4, what=lambda: str(shop.checkpoints()))
+
+
+def test_a_lane_that_only_passes_events_of_others_writes_down_how_far_it_is(
+    database_url: str, redis_url: str
+) -> None:
+    lanes = 3
+    assert 0 not in {lane_of(f"k{n}", "", lanes) for n in range(3)}
+    with closing(Workbench(database_url, redis_url)) as bench:
+        bench.send(50)
+        bench.publish()
+        lane = bench.consumer(insert, lanes=lanes, batch_size=5)
+        assert lane.step() == AGAIN
+        assert 0 < bench.checkpoint("test.consumer/1/0") < 50, "there is more to pass"
 
 
 def test_a_lane_far_behind_reads_for_itself(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,16 +222,14 @@ class Lane:
         )
 
     def _idle(self, lease: Lease) -> Progress:
-        """Nothing to settle; how far the lane has looked is written down now and then."""
-        if self._is_passing:
-            return AGAIN
+        """Nothing to settle here; how far the lane has looked is written down now and then."""
         now = time.monotonic()
         if self._cursor > lease.checkpoint and now >= self._advance_at and not self._live:
             self._advance_at = now + ADVANCE_SECONDS
             if not self._lanes.advance(self._control(), lease, self._cursor):
                 raise self._lost("another worker holds it")
             self._advanced(lease.at(self._cursor))
-        return IDLE
+        return AGAIN if self._is_passing else IDLE
 
     def _advanced(self, lease: Lease) -> Lease:
         self._lease = lease
