@@ -40,22 +40,14 @@ def with_schema(sql: str, schema: str) -> str:
     return sql if schema == DEFAULT_SCHEMA else _SCHEMA_PREFIX.sub(schema, sql)
 
 
-class Queries:
-    """The queries of one `.sql` file, in one schema."""
+@cache
+class Queries(dict[str, str]):
+    """The queries of one `.sql` file by their names, in one schema: loaded once, for everybody."""
 
     def __init__(self, file_name: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self._file_name = file_name
-        self._queries = _load(file_name, schema)
-
-    def __getitem__(self, name: str) -> str:
-        return self._queries[name]
-
-
-@cache
-def _load(file_name: str, schema: str) -> dict[str, str]:
-    text = files(__package__).joinpath("sql", file_name).read_text(encoding="utf-8")
-    _, *parts = _QUERY_HEADING.split(with_schema(text, schema))
-    return dict(zip(parts[0::2], (part.strip() for part in parts[1::2]), strict=True))
+        text = files(__package__).joinpath("sql", file_name).read_text(encoding="utf-8")
+        _, *parts = _QUERY_HEADING.split(with_schema(text, schema))
+        super().__init__(zip(parts[0::2], (part.strip() for part in parts[1::2]), strict=True))
 
 
 @cache
