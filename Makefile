@@ -135,7 +135,7 @@ chaos-mutants: $(READY) ## plant bugs, one at a time, and see that chaos finds e
 
 .PHONY: simulate
 simulate: $(READY) ## try random interleavings and faults on models of the stores
-	$(BIN)/python -m tests.simulation --histories 105000
+	$(BIN)/python -m tests.simulation --histories 100000
 
 # The specification's schema is not ours to keep here, and lives where npm fetches it from.
 SPECIFICATION := $(CURDIR)/$(VENV)/asyncapi

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.machine import NEVER, Actor, Machine
+from tests.simulation.machine import NEVER, Actor, Machine, Restless
+
+# Whoever looks at the clock so often without calling any model goes round in circles.
+LOOKS_MAX = 5_000
 
 
 class Present:
@@ -24,7 +27,12 @@ class Clock:
 
     @staticmethod
     def monotonic() -> float:
-        return present.machine.look_at_clock()
+        """Ends an actor that does nothing but look."""
+        machine = present.machine
+        machine.looks += 1
+        if machine.looks > LOOKS_MAX and machine.current is not None:
+            raise Restless
+        return machine.now
 
 
 class Dice:

@@ -137,7 +137,8 @@ def run_history(seed: int, tell: Callable[[str], None] | None = None) -> Outcome
             senders.step()
         if world.may_lose_commits and dice() < CATCH_UP_SHARE:
             world.standby = world.database.snapshot()
-        world.supervise()
+        if machine.deaths != world.deaths_seen:
+            world.supervise()
         machine.turn()
     promises.check_checkpoints()
     senders.finish()
@@ -199,6 +200,7 @@ def _heal(world: World, promises: Promises) -> int:
     for turn in range(HEALING_TURNS_MAX):
         if turn % CHECK_EVERY_TURNS == 0 and (machine.violations or promises.is_done()):
             return turn
-        world.supervise()
+        if machine.deaths != world.deaths_seen:
+            world.supervise()
         machine.turn()
     return HEALING_TURNS_MAX

@@ -14,8 +14,6 @@ SWITCH_SHARE = 0.3
 TURN_SECONDS = 0.05
 # Whoever calls models so often and never sleeps is busy for nothing: there is not that much to do.
 RESTLESS_CALLS_MAX = 150
-# Whoever looks at the clock so often without calling any model goes round in circles.
-LOOKS_MAX = 5_000
 
 
 class Killed(BaseException):
@@ -41,19 +39,48 @@ class Process:
 class Actor:
     """One thread of a process."""
 
-    __slots__ = ("calls", "greenlet", "name", "process", "wake_at")
+    __slots__ = ("calls", "greenlet", "is_alive", "is_begun", "live", "name", "process", "wake_at")
 
-    def __init__(self, name: str, process: Process) -> None:
+    def __init__(
+        self, name: str, process: Process, live: Callable[[], None], on: greenlet, wake_at: float
+    ) -> None:
         self.name = name
         self.process = process
-        self.wake_at = 0.0
+        self.live = live
+        self.greenlet = on
+        self.wake_at = wake_at
         self.calls = 0
         """Of models, since it slept."""
-        self.greenlet: greenlet
+        self.is_begun = False
+        self.is_alive = True
 
-    @property
-    def is_alive(self) -> bool:
-        return not bool(self.greenlet.dead)
+
+class Players:
+    """Greenlets that play one actor after another: a new one costs memory from the system."""
+
+    def __init__(self) -> None:
+        self.hub: Any = getcurrent()
+        self._free: list[greenlet] = []
+
+    def take(self) -> greenlet:
+        """One that plays nobody."""
+        return self._free.pop() if self._free else greenlet(self._play, self.hub)
+
+    def leave(self, actor: Actor) -> None:
+        """It is over, or never began."""
+        actor.is_alive = False
+        self._free.append(actor.greenlet)
+
+    def _play(self, actor: Actor) -> None:
+        while True:
+            actor.is_begun = True
+            actor.live()
+            self.leave(actor)
+            actor = self.hub.switch()
+
+
+_players: dict[Any, Players] = {}
+"""By the greenlet that takes turns with theirs: one in each thread."""
 
 
 class Machine:
@@ -71,16 +98,15 @@ class Machine:
         self.violations: list[str] = []
         self.tell: Callable[[str], None] | None = None
         """Where a trace goes."""
-        self._looks = 0
+        self.looks = 0
         """At the clock, since somebody else went on."""
-        self._hub: Any = getcurrent()
+        self._players = _players.setdefault(getcurrent(), Players())
+        self._hub = self._players.hub
         self._doomed: list[Process] = []
         self._tokens = 0
 
     def start(self, process: Process, name: str, work: Callable[[], None]) -> Actor:
         """Let an actor begin, in its next turn."""
-        actor = Actor(name, process)
-        actor.wake_at = self.now
 
         def live() -> None:
             try:
@@ -91,7 +117,7 @@ class Machine:
                 if not process.is_dead:
                     self.violate(f"{name} of {process.name} ended with {error!r}")
 
-        actor.greenlet = greenlet(live, self._hub)
+        actor = Actor(name, process, live, self._players.take(), self.now)
         process.actors.append(actor)
         self.actors.append(actor)
         return actor
@@ -109,10 +135,10 @@ class Machine:
 
     def _run(self, actor: Actor) -> None:
         self.current = actor
-        self._looks = 0
-        actor.greenlet.switch()
+        self.looks = 0
+        actor.greenlet.switch(actor)
         self.current = None
-        if actor.greenlet.dead:
+        if not actor.is_alive:
             self._remove(actor)
         while self._doomed:
             self._end(self._doomed.pop())
@@ -120,13 +146,6 @@ class Machine:
     def _remove(self, actor: Actor) -> None:
         actor.process.actors.remove(actor)
         self.actors.remove(actor)
-
-    def look_at_clock(self) -> float:
-        """What a process is told. Ends an actor that does nothing else."""
-        self._looks += 1
-        if self._looks > LOOKS_MAX and self.current is not None:
-            raise Restless
-        return self.now
 
     def breathe(self) -> None:
         """Where an actor may be interrupted, and where a dead one ends."""
@@ -164,8 +183,10 @@ class Machine:
     def _end(self, process: Process) -> None:
         for actor in list(process.actors):
             self.current = actor
-            if actor.greenlet:
+            if actor.is_begun:
                 actor.greenlet.throw(Killed)
+            else:
+                self._players.leave(actor)
             self._remove(actor)
         self.current = None
         for end in process.at_end:

@@ -38,7 +38,9 @@ def begin(world: World, rows: list[OutboxRow]) -> None:
     ((word,),) = incarnation(database.autocommit, {})
     hot.meta = Meta(Fence(database.origin, word, TERM), 0, 0.0)
     database.on_effects(database.effects)
-    world.saved, world.standby = hot.snapshot(), database.snapshot()
+    world.saved = hot.snapshot()
+    if world.may_lose_commits:
+        world.standby = database.snapshot()
 
 
 def _settle(database: Database, row: OutboxRow, position: int, fate: float) -> None:

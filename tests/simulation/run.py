@@ -18,7 +18,8 @@ from tests.simulation.history import Outcome, run_history
 from tests.simulation.world import models_in_place
 
 HISTORIES_PER_TASK = 500
-COLLECT_EVERY = 100
+# Soon enough that what is freed is still at hand for the next history.
+COLLECT_EVERY = 10
 VIOLATIONS_KEPT_MAX = 20
 
 

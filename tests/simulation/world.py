@@ -37,7 +37,7 @@ from penstock.runtime.loop import Loop, Stage
 from penstock.stores import outage
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
 from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
-from tests.simulation.database import Database
+from tests.simulation.database import Database, Snapshot
 from tests.simulation.handling import Conduct, Handlers
 from tests.simulation.hot_log import HotServer, ModelHotLog
 from tests.simulation.machine import Actor, Machine, Process
@@ -213,11 +213,12 @@ class World:
         """Events that a failover has lost; who still finds them on the hot log may handle them."""
         self.redriven: set[str] = set()
         """Dead letters that somebody has put back: these and their keys have no order."""
-        self.standby = self.database.snapshot()
+        self.standby: Snapshot = {}
+        """What a failover leaves, where commits may be lost."""
         self.may_lose_commits = False
         self.at_fail_over: list[Callable[[], None]] = []
         self._born = 0
-        self._deaths_seen = 0
+        self.deaths_seen = 0
 
     def start_worker(self, role: Role | None = None) -> None:
         """One more process; without a role, of either kind."""
@@ -231,14 +232,13 @@ class World:
         return [worker for worker in self.workers if not worker.process.is_dead]
 
     def supervise(self) -> None:
-        """Somebody sees to it that there is a worker of each kind."""
-        if self.machine.deaths != self._deaths_seen:
-            self._deaths_seen = self.machine.deaths
-            self.workers = self.alive()
-            present_roles = {worker.role for worker in self.workers}
-            for role in self.roles:
-                if role not in present_roles:
-                    self.start_worker(role)
+        """Somebody sees to it that there is a worker of each kind. Asked when one has died."""
+        self.deaths_seen = self.machine.deaths
+        self.workers = self.alive()
+        present_roles = {worker.role for worker in self.workers}
+        for role in self.roles:
+            if role not in present_roles:
+                self.start_worker(role)
 
     def note_fault(self, kind: str) -> None:
         self.faults[kind] = self.faults.get(kind, 0) + 1
