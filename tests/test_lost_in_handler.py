@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from penstock import Context, Guarantee, Pipeline, Retry
 from penstock.errors import ServerUnavailable
 from penstock.pipeline.losses import LOSSES_MAX
+from penstock.stores import outage
 from penstock.telemetry.signals import EventFailed, TimerBuried
 from tests.bench_of_one import Workbench
 from tests.events import Placed
@@ -137,8 +138,9 @@ def test_an_event_that_breaks_its_connection_each_time_is_buried(
 
 @pytest.mark.parametrize("batch_size", [1, 100])
 def test_events_at_which_a_connection_breaks_now_and_then_have_not_failed(
-    database_url: str, batch_size: int
+    database_url: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outage, "PAUSE_LONGEST_SECONDS", 0.1)
     calls = Counter[int]()
 
     def handle(event: Placed, session: Session) -> None:

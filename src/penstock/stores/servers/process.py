@@ -139,17 +139,18 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, *, patience_seconds: float = CLAIM_SECONDS) -> Iterator[int]:
+def claimed(folder: Path, *, patience_seconds: float | None = None) -> Iterator[int]:
     """Create the folder if needed and yield a descriptor that no other server holds.
 
     Every process that inherits the descriptor keeps the claim, so it ends with the last process
     of a server, not with a file that somebody must remember to remove. A predecessor that is
-    still shutting down is waited for.
+    still shutting down is waited for, as a rule for CLAIM_SECONDS.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline = time.monotonic() + patience_seconds
+        patience = CLAIM_SECONDS if patience_seconds is None else patience_seconds
+        deadline = time.monotonic() + patience
         while not _try_claim(descriptor):
             if time.monotonic() > deadline:
                 raise ServerFailedToStart(
