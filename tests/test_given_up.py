@@ -293,6 +293,23 @@ def test_a_completion_that_is_never_left(database_url: str, troubled: int) -> No
     assert effects_of(database_url, handle, **options) == ALL
 
 
+def test_what_came_before_a_completion_that_is_never_left_is_not_called_again(
+    database_url: str,
+) -> None:
+    once, calls, kept = Once(), Counter[int](), list[Any]()
+
+    def handle(event: Placed, context: Context) -> None:
+        calls[event.n] += 1
+        if once.now(event):
+            kept.append(context.complete())
+            kept[0].__enter__().execute(INSERT, {"n": event.n})
+
+    options = {"guarantee": Guarantee.AT_LEAST_ONCE, "start": "earliest"}
+    assert effects_of(database_url, handle, **options) == []
+    # In its transaction, which is left open, nothing can be settled.
+    assert calls == Counter([*ALL, TROUBLED])
+
+
 # ── timers in Redis ────────────────────────────────────────────────────────────────────────────
 
 

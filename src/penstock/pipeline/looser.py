@@ -14,7 +14,8 @@ from penstock.core.leases import Lease
 from penstock.core.wire import Entry
 from penstock.errors import AlreadyHandled, LeaseLost, ServerUnavailable, UsageError
 from penstock.pipeline.attempt import Settled, undone_on_error
-from penstock.pipeline.calling import Calls, HandlerFailed
+from penstock.pipeline.calling import Calls, HandlerFailed, MakeContext
+from penstock.pipeline.context import Context
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.seams import ConsumerSeams
 from penstock.pipeline.traced import traced
@@ -23,6 +24,11 @@ from penstock.stores.inbox import Claim
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit
+
+NEVER_LEFT = (
+    "context.complete() was entered and not left: nothing of it was written. Use it with `with`, "
+    "or `async with`."
+)
 
 
 class AtLeastOnce:
@@ -62,7 +68,7 @@ class AtLeastOnce:
         with self._seams.around():
             try:
                 context_of = self._calls.context_for(batch, completion=progress)
-                handled = self._calls.each(todo, None, context_of)
+                handled = self._calls.each(todo, None, progress.left_before(context_of))
             except HandlerFailed as failed:
                 failure = failed
         progress.raise_loss()
@@ -161,11 +167,17 @@ class Completion:
         block_of = self._open_for and self._open_for.position
         if block_of is None or (failure is not None and failure.culprit in (None, block_of)):
             return failure
-        error = UsageError(
-            "context.complete() was entered and not left: nothing of it was written. Use it with "
-            "`with`, or `async with`."
-        )
-        return HandlerFailed(error, block_of)
+        return HandlerFailed(UsageError(NEVER_LEFT), block_of)
+
+    def left_before(self, context_of: MakeContext) -> MakeContext:
+        """No context for another event in a block that an earlier one has entered and not left."""
+
+        def make(entry: Entry) -> Context:
+            if self._open_for is not None:
+                raise UsageError(NEVER_LEFT)
+            return context_of(entry)
+
+        return make
 
     def begin(self, entry: Entry) -> Any:
         """What `context.complete()` gives a handler: `with`, or `async with`, a session."""
