@@ -655,6 +655,20 @@ def test_after_an_error_the_next_command_has_a_new_connection(
     assert append(named_log, 1, 1) == 1
 
 
+def test_a_reply_that_nobody_waited_for_is_not_taken_for_the_next_ones(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with closing(RedisLink(client)) as link:
+        with monkeypatch.context() as patched:
+            patched.setattr(redis.Connection, "read_response", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                link.call("ECHO", "first")
+        assert link.call("ECHO", "second") == b"second"
+
+
 def test_several_threads_wait_for_entries_each_on_its_own_connection(
     named_log: RedisLog, client: Any
 ) -> None:
