@@ -10,6 +10,8 @@ import pytest
 
 from penstock.stores.direct import BEGIN, COMMIT, Direct, Row, Value
 from penstock.stores.patient_pipeline import patient_pipeline
+from penstock.stores.postgres import is_lost
+from penstock.stores.worker_connection import cut
 
 MANY_BYTES = 20_000_000
 """More than a socket takes before the other end reads."""
@@ -136,6 +138,18 @@ def test_an_error_of_the_statement_leaves_the_connection_usable(
     with pytest.raises(psycopg.errors.DivisionByZero):
         direct.ask("SELECT 1 / %(n)s::int", {"n": 0}, meanwhile)
     assert direct.ask("SELECT %(n)s::int", {"n": 5}, meanwhile) == [(5,)]
+
+
+@pytest.mark.parametrize("meanwhile", [None, lambda _rows: None])
+def test_a_connection_that_is_found_dead_is_taken_for_lost(
+    connection: psycopg.Connection[Any],
+    direct: Direct,
+    meanwhile: Callable[[list[Row]], Any] | None,
+) -> None:
+    cut(connection)
+    with pytest.raises(psycopg.Error) as raised:
+        direct.ask("SELECT %(n)s::int", {"n": 5}, meanwhile)
+    assert is_lost(raised.value), "a worker would end for it"
 
 
 @pytest.mark.parametrize("meanwhile", [None, lambda _rows: None])

@@ -221,10 +221,16 @@ def trouble_in_words(error: BaseException) -> PenstockError | None:
 _LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
 """Ended by an administrator, a crash, a shutdown or an idle limit; 57014 is only a cancel."""
 
+_OF_CONNECTIONS = (psycopg.OperationalError, psycopg.InterfaceError)
+
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error means that the connection is gone, rather than that a statement is wrong."""
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+    """Whether an error means that the connection is gone, rather than that a statement is wrong.
+
+    What has no SQLSTATE no server has said: of a connection that libpq could not write to, psycopg
+    makes an error of no kind in particular.
+    """
+    if isinstance(error, _OF_CONNECTIONS) or type(error) is psycopg.DatabaseError:
         sqlstate = error.sqlstate or ""
         return not sqlstate or sqlstate.startswith("08") or sqlstate in _LOST_STATES
     original = getattr(error, "orig", None)
