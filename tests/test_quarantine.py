@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from penstock.core.settings import Settings
 from penstock.ops.quarantine import QuarantineTable, quarantine, read_all
 from penstock.ops.workers import release_dead_worker
 from penstock.runtime.children import ProcessSpec
+from penstock.runtime.last_rites import THREAD_NAME, LastRites
 from penstock.runtime.posts import (
     EXIT_SURROUNDINGS,
     RESTART_LOOPING_SECONDS,
@@ -34,6 +37,7 @@ from penstock.runtime.posts import (
 )
 from penstock.runtime.quarantine import ANSWER_SECONDS, Quarantine, Quarantined
 from tests.proxy import Proxy
+from tests.waiting import wait_until
 
 CRASH = Crash("w-1", 1.0, 0.5, -11, datetime(2026, 1, 31, tzinfo=UTC), was_silent=True)
 Command = Callable[..., str]
@@ -141,6 +145,52 @@ def test_a_dead_worker_is_forgotten_and_its_suspect_explains_it(database_url: st
         assert release_dead_worker(settings, "w-2") is True
         left = connection.execute("SELECT count(*) FROM events.worker").fetchone()
     assert left == (0,)
+
+
+def test_what_a_dead_worker_held_is_given_back_when_the_server_is_back(database_url: str) -> None:
+    told: list[tuple[str, bool]] = []
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO events.stream_lease (stream_name, role, worker_id, lease_until) "
+            "VALUES ('orders', 'publisher', 'w-1', 'infinity')"
+        )
+
+        def is_held() -> bool:
+            row = connection.execute("SELECT lease_until > now() FROM events.stream_lease")
+            return row.fetchone() == (True,)
+
+        with Proxy.to(database_url) as proxy:
+            rites = last_rites(proxy.url(database_url), told)
+            with proxy.refusing():
+                rites.begin(dead_child("w-1"))
+                wait_until(lambda: told == [("w-1", False)], what="nobody waits for an answer")
+                assert is_held()
+            wait_until(lambda: not is_held(), what="it is given back")
+            rites.finish()
+    assert told == [("w-1", False)]
+
+
+def test_a_supervisor_that_ends_does_not_wait_for_a_server_that_is_away(database_url: str) -> None:
+    told: list[tuple[str, bool]] = []
+    with Proxy.to(database_url) as proxy, proxy.refusing():
+        rites = last_rites(proxy.url(database_url), told)
+        rites.begin(dead_child("w-1"))
+        wait_until(lambda: told == [("w-1", False)], what="it has asked once")
+        rites.finish()
+        assert THREAD_NAME not in {thread.name for thread in threading.enumerate()}
+
+
+def last_rites(url: str, told: list[tuple[str, bool]]) -> LastRites:
+    """Those of a supervisor whose workers' leases run for a long time."""
+    return LastRites(
+        partial(release_dead_worker, Settings(database_url=url)),
+        lambda child, is_explained: told.append((child.worker_id, is_explained)),
+        patience_seconds=3600,
+    )
+
+
+def dead_child(worker_id: str) -> Any:
+    return SimpleNamespace(worker_id=worker_id)
 
 
 # ── posts ──────────────────────────────────────────────────────────────────────────────────────

@@ -58,6 +58,7 @@ def supervise(invocation: Invocation, roles: Sequence[str], how: Supervision) ->
             process_specs(invocation, roles, how),
             shutdown_seconds=how.shutdown_seconds,
             on_death=partial(release_dead_worker, settings),
+            on_death_seconds=settings.lease_granted_seconds,
             heartbeat_timeout_seconds=how.heartbeat_timeout_seconds,
             limits=CrashLimits(
                 crashes_max=settings.crashes_max, window_seconds=settings.crash_window_seconds

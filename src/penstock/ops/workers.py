@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 
 from penstock.core.settings import Settings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServerUnavailable
 from penstock.stores.leases import LeaseTable
-from penstock.stores.postgres import connect
+from penstock.stores.postgres import connect, trouble_in_words
 from penstock.stores.queries import Queries
 
 _logger = logging.getLogger("penstock")
@@ -20,13 +20,17 @@ _logger = logging.getLogger("penstock")
 def release_dead_worker(settings: Settings, worker_id: str) -> bool:
     """Give back at once what a dead process held; returns whether an event killed it.
 
-    A failure is logged and harmless: the leases then run out by themselves.
+    Raises ServerUnavailable where that can be done later. Any other failure is logged and harmless:
+    the leases then run out by themselves.
     """
     try:
         with connect(settings.database_url, "penstock supervisor") as connection:
             LeaseTable(settings.schema).release_worker(connection, worker_id)
             return _has_suspect(connection, settings.schema, worker_id)
     except (psycopg.Error, PenstockError) as error:
+        trouble = trouble_in_words(error) or error
+        if isinstance(trouble, ServerUnavailable):
+            raise trouble from error
         _logger.warning(
             "the leases of dead worker %s run out by themselves, because releasing them failed: %s",
             worker_id,

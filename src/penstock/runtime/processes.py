@@ -24,6 +24,7 @@ from penstock.runtime.happenings import (
     StopRequested,
 )
 from penstock.runtime.health import COUNTER_QUARANTINED, GAUGE_QUARANTINED, GroupReport
+from penstock.runtime.last_rites import LastRites
 from penstock.runtime.posts import (
     AwaitInquiry,
     Post,
@@ -39,7 +40,6 @@ from penstock.telemetry.bus import emit
 TURN_SECONDS = 1.0
 STARTING_TURN_SECONDS = 0.1
 STARTING_PER_CORE = 2
-LAST_RITES_SECONDS = 6.0
 # The second: a process that was still starting, had nothing in hand, and simply ended.
 _OBEDIENT = (0, -signal.SIGTERM)
 
@@ -55,17 +55,20 @@ class ProcessGroup:
         *,
         shutdown_seconds: float,
         on_death: Callable[[str], object],
+        on_death_seconds: float = 30.0,
         heartbeat_timeout_seconds: float = 30.0,
         limits: CrashLimits | None = None,
         quarantine: Quarantine | None = None,
         spare: ProcessSpec | None = None,
     ) -> None:
-        """`on_death` cleans up after a worker id; True from it explains the death."""
+        """`on_death` cleans up after a worker id; True from it explains the death.
+
+        While its server is away it is called again, for `on_death_seconds`.
+        """
         names = [spec.name for spec in specs]
         require(len(set(names)) == len(names), f"two processes share a name: {names}", UsageError)
         self._specs = tuple(specs)
         self._shutdown_seconds = shutdown_seconds
-        self._on_death = on_death
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._turn_seconds = min(TURN_SECONDS, heartbeat_timeout_seconds / 8)
         self._starting_max = STARTING_PER_CORE * (os.cpu_count() or 1)
@@ -75,7 +78,11 @@ class ProcessGroup:
         self._bench = Bench(spare)
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._posts: dict[str, Post] = {}
-        self._last_rites: list[threading.Thread] = []
+        self._last_rites = LastRites(
+            on_death,
+            lambda child, is_explained: self._happenings.put(InquiryEnded(child, is_explained)),
+            patience_seconds=on_death_seconds,
+        )
         self._turned_at = time.monotonic()
         self._is_stopping = False
         self.report: GroupReport | None = None
@@ -99,7 +106,7 @@ class ProcessGroup:
             finally:
                 self._bench.close()
                 self._kill()
-                self._finish_last_rites()
+                self._last_rites.finish()
                 self._quarantine.stop()
 
     # ── running ───────────────────────────────────────────────────────────────────────────────
@@ -270,17 +277,7 @@ class ProcessGroup:
         """A process ended that was not asked to, or that had to be killed."""
         self._forget(child)
         emit(signals.WorkerDied(child.spec.name, child.process.pid, child.process.returncode))
-        # On a thread of its own: a database that does not answer must not hold up a restart.
-        thread = threading.Thread(target=self._inquire, args=(child,), daemon=True)
-        thread.start()
-        self._last_rites = [t for t in self._last_rites if t.is_alive()] + [thread]
-
-    def _inquire(self, child: Child) -> None:
-        is_explained = False
-        try:
-            is_explained = self._on_death(child.worker_id) is True
-        finally:
-            self._happenings.put(InquiryEnded(child, is_explained))
+        self._last_rites.begin(child)
 
     # ── ending ────────────────────────────────────────────────────────────────────────────────
 
@@ -319,11 +316,6 @@ class ProcessGroup:
     def _forget(self, child: Child) -> None:
         self._posts[child.spec.name].child = None
         child.close()
-
-    def _finish_last_rites(self) -> None:
-        deadline = time.monotonic() + LAST_RITES_SECONDS
-        for thread in self._last_rites:
-            thread.join(max(0.0, deadline - time.monotonic()))
 
     # ── waiting and telling ───────────────────────────────────────────────────────────────────
 
