@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import subprocess
 import sys
@@ -13,10 +15,12 @@ import psycopg
 import pytest
 
 from penstock.telemetry.failpoints import Action, Failpoint, Hit, parse
-from penstock.telemetry.signals import Signal
+from penstock.telemetry.logs import JsonFormatter
+from penstock.telemetry.signals import Signal, WorkerDied
 from tests.chaos.app import FOLDER, Surroundings, Trouble
 from tests.chaos.arming import NOT_REACHABLE, Armoury, reachable
 from tests.chaos.checker import explain
+from tests.chaos.deaths import Deaths
 from tests.chaos.hosts import processes_of
 from tests.chaos.operator import Buried
 from tests.chaos.report import Demands
@@ -236,6 +240,25 @@ def test_a_run_finds_its_own_orphans_and_nobody_elses(tmp_path: Path) -> None:
         for process in (own, other):
             process.kill()
             process.wait()
+
+
+def test_a_worker_that_ends_by_itself_is_noticed(tmp_path: Path) -> None:
+    def said(signal: Signal) -> str:
+        name, values = type(signal).__name__, dataclasses.asdict(signal)  # type: ignore[call-overload]
+        return JsonFormatter().format(logging.makeLogRecord({"signal": name, "fields": values}))
+
+    log, deaths = tmp_path / "host-1-1.log", Deaths()
+    log.write_text(
+        f"{said(WorkerDied('publisher', 11, -9))}\n{said(WorkerDied('publisher', 12, 70))}\n"
+        f"{said(WorkerDied('publisher', 13, 1))}\n"
+        f"    raise error{said(WorkerDied('consumer:laned', 14, 1))}\n"
+    )
+    for path in (log, log, tmp_path / "gone.log"):
+        deaths.read(path)
+    hits = [Hit(0.0, 13, "BatchRead", Action.RAISE), Hit(0.0, 14, "BatchRead", Action.STOP)]
+    assert deaths.unexplained(hits) == [
+        "consumer:laned ended by itself, with exit code 1: host-1-1.log"
+    ]
 
 
 def test_handlers_and_harness_tell_each_other_by_files(tmp_path: Path) -> None:

@@ -147,9 +147,15 @@ class Checker:
             unsettled = self.unsettled()
             if unsettled["dead"]:
                 self._operator.redrive(seconds=1.0)
-        except psycopg.Error:
+            # Where Redis lost it last of all, nobody has missed it yet.
+            is_hot = self._has_hot_log()
+        except (psycopg.Error, redis.RedisError):
             return False
-        return not any(unsettled.values())
+        return is_hot and not any(unsettled.values())
+
+    def _has_hot_log(self) -> bool:
+        with redis.Redis.from_url(self._servers.direct_redis_url, protocol=2) as client:
+            return bool(client.xlen(LOG_KEY))
 
     def unsettled(self) -> dict[str, int]:
         """What is still to be done, by kind."""

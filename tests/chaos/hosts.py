@@ -22,6 +22,7 @@ from penstock.telemetry.failpoints import ENVIRONMENT_NAME, Action
 from tests.chaos.app import CONSUMERS, FOLDER, LANES, LATE, PIPELINE, SINGLE, Surroundings
 from tests.chaos.arming import Armoury
 from tests.chaos.clocks import Clocks
+from tests.chaos.deaths import Deaths
 from tests.chaos.operator import Operator
 from tests.fleet import Host, send
 
@@ -120,6 +121,7 @@ class Hosts:
         self._seed = seed
         self._events_per_second = events_per_second
         self._lanes = 3
+        self._deaths = Deaths()
         self._stopped: list[Stop] = []
         self._lock = threading.RLock()
         self._end = threading.Event()
@@ -257,6 +259,13 @@ class Hosts:
                 seat.process.process.terminate()
                 seat.process.wait_until_dead()
 
+    def ended_by_themselves(self) -> list[str]:
+        """The workers that ended though nobody killed them or put a bug into them."""
+        with self._lock:
+            for log in self._folder.glob("*.log"):
+                self._deaths.read(log)
+        return self._deaths.unexplained(self._armoury.log)
+
     def tails(self) -> str:
         """The last words of everybody."""
         present = [seat.process for seat in self.seats.values() if seat.process is not None]
@@ -288,7 +297,9 @@ class Hosts:
             # Its workers end with it, but not before they have noticed.
             seat.process.process.wait()
         seat.starts += 1
-        (self._folder / f"{seat.name}-{seat.starts - LOGS_KEPT}.log").unlink(missing_ok=True)
+        oldest = self._folder / f"{seat.name}-{seat.starts - LOGS_KEPT}.log"
+        self._deaths.read(oldest)
+        oldest.unlink(missing_ok=True)
         log = self._folder / f"{seat.name}-{seat.starts}.log"
         argv = [sys.executable, "-m", "tests.chaos.child", str(os.getpid()), *seat.argv()]
         seat.process = Host(argv, self._environment(seat), log)

@@ -129,6 +129,12 @@ MUTANTS = (
         "        _ = RollbackInTransactionError(",
     ),
     Mutant(
+        "lost-connection-taken-for-a-bug",
+        "stores/postgres.py",
+        "    if isinstance(error, _OF_CONNECTIONS) or type(error) is psycopg.DatabaseError:",
+        "    if isinstance(error, psycopg.InterfaceError):",
+    ),
+    Mutant(
         "no-sealing",
         "stores/migrations/0001_the_line.sql",
         "    IF EXISTS (SELECT 1 FROM events.seal WHERE id = NEW.id) THEN",

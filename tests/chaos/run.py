@@ -124,7 +124,8 @@ def run(plan: Plan, folder: Path) -> Report:
                 hosts.stop_senders()
                 checker = Checker(world, folder, hosts.operator, names=hosts.consumer_names)
                 settled_seconds = checker.settle(plan.demands.settled_seconds)
-            meanwhile = [*watch.ratchet.faults, *shift.faults]
+            ends = hosts.ended_by_themselves()
+            meanwhile = [*watch.ratchet.faults, *shift.faults, *ends]
             verdict = checker.check(settled_seconds, meanwhile)
         # Last, with nobody left who could come between.
         probes = Probes(world.direct_database_url, world.direct_redis_url)
