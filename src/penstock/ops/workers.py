@@ -27,9 +27,10 @@ def release_dead_worker(settings: Settings, worker_id: str) -> bool:
         with connect(settings.database_url, "penstock supervisor") as connection:
             LeaseTable(settings.schema).release_worker(connection, worker_id)
             return _has_suspect(connection, settings.schema, worker_id)
+    except ServerUnavailable:
+        raise
     except (psycopg.Error, PenstockError) as error:
-        trouble = trouble_in_words(error) or error
-        if isinstance(trouble, ServerUnavailable):
+        if isinstance(trouble := trouble_in_words(error), ServerUnavailable):
             raise trouble from error
         _logger.warning(
             "the leases of dead worker %s run out by themselves, because releasing them failed: %s",
