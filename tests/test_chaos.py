@@ -17,6 +17,7 @@ import pytest
 from penstock.telemetry.failpoints import Action, Failpoint, Hit, parse
 from penstock.telemetry.logs import JsonFormatter
 from penstock.telemetry.signals import Signal, WorkerDied
+from tests.chaos import app
 from tests.chaos.app import FOLDER, Surroundings, Trouble
 from tests.chaos.arming import NOT_REACHABLE, Armoury, reachable
 from tests.chaos.checker import explain
@@ -251,6 +252,7 @@ def test_a_worker_that_ends_by_itself_is_noticed(tmp_path: Path) -> None:
     log.write_text(
         f"{said(WorkerDied('publisher', 11, -9))}\n{said(WorkerDied('publisher', 12, 70))}\n"
         f"{said(WorkerDied('publisher', 13, 1))}\n"
+        f"{said(WorkerDied('consumer:single', 15, app.EXIT_CODE))}\n"
         f"    raise error{said(WorkerDied('consumer:laned', 14, 1))}\n"
     )
     for path in (log, log, tmp_path / "gone.log"):

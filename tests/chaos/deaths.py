@@ -10,13 +10,15 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.telemetry.failpoints import EXIT_CODE, Action, Hit
+from penstock.telemetry import failpoints
+from penstock.telemetry.failpoints import Action, Hit
+from tests.chaos import app
 
 # As the supervisor's log has it; what its workers print may stand on the same line.
 DEATH = re.compile(
     r'"signal": "WorkerDied", "worker": "([^"]+)", "pid": (\d+), "exit_code": (-?\d+)'
 )
-KILLED = (-signal.SIGKILL, EXIT_CODE)
+KILLED = (-signal.SIGKILL, failpoints.EXIT_CODE, app.EXIT_CODE)
 """By faults, failpoints, supervisors, and events that kill."""
 
 
