@@ -72,6 +72,13 @@ class World:
         self.call(event)
 
 
+def send_unknown(bench: Workbench, event_type: str, version: int) -> None:
+    bench.connection.execute(
+        "SELECT events.send('orders', %s, '{\"n\": 2}', key => 'k', version => %s)",
+        (event_type, version),
+    )
+
+
 def write(session: Any, n: int) -> None:
     session.execute(text("INSERT INTO effect (n) VALUES (:n)"), {"n": n})
 
@@ -423,6 +430,62 @@ def test_at_most_once_nothing_is_called_while_a_dead_letter_cannot_be_written(
     run_until_idle(lane)
     assert bench.rows(LETTERS) == [1, 2, 3]
     assert world.calls == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("event_type", "version", "options"),
+    [("placed", 9, {}), ("unheard_of", 1, {"on_unknown": "block"})],
+    ids=["version", "type"],
+)
+def test_at_most_once_an_event_that_waits_for_its_contract_is_called_once_it_is_deployed(
+    bench: Workbench, event_type: str, version: int, options: dict[str, Any]
+) -> None:
+    bench.send(1)
+    send_unknown(bench, event_type, version)
+    bench.send(1)
+    bench.publish()
+    world = World()
+    lane = bench.consumer(world.call, **AT_MOST, **options)
+    with heard(signals.ConsumerBlocked) as blocked:
+        drive(lane, lambda: bool(blocked))
+    assert [sign.position for sign in blocked] == [2]
+    assert world.calls == [1]
+    assert outcomes(bench) == {"handled": [1]}
+    lane.close()
+
+    def handle_any(event: StreamEvent) -> None:
+        world.calls.append(event.position)
+
+    run_until_idle(bench.consumer(handle_any, **AT_MOST, **options))
+    assert world.calls == [1, 2, 3]
+    assert outcomes(bench) == {"handled": [1, 2, 3]}
+
+
+def test_at_most_once_a_version_without_a_contract_is_buried_if_asked_to(bench: Workbench) -> None:
+    bench.send(1)
+    send_unknown(bench, "placed", 9)
+    bench.send(1)
+    bench.publish()
+    world = World()
+    run_until_idle(bench.consumer(world.call, **AT_MOST, on_unknown_version="bury"))
+    assert world.calls == [1, 1]
+    assert outcomes(bench) == {"handled": [1, 3], "dead": [2]}
+    assert bench.rows("SELECT reason FROM events.dead_letter") == ["contract"]
+
+
+def test_at_most_once_what_is_settled_waits_for_no_contract(bench: Workbench) -> None:
+    send_unknown(bench, "placed", 9)
+    bench.send(1)
+    bench.publish()
+    world = World()
+    lane = bench.consumer(world.call, **AT_MOST)
+    bench.connection.execute(
+        "INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)"
+        " SELECT 'test.consumer', event_uuid, position, 'handled' FROM events.outbox_event"
+        "  WHERE position = 1"
+    )
+    run_until_idle(lane)
+    assert world.calls == [1]
 
 
 def test_at_most_once_a_worker_that_ends_after_a_batch_writes_its_dead_letters(

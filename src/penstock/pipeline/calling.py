@@ -208,7 +208,16 @@ class Calls:
                 arguments[index] = context_of(entry)
         return arguments
 
-    def _decode(self, entry: Entry) -> Any:
+    def require_contracts(self, todo: Sequence[Entry]) -> None:
+        """Raise HandlerFailed for the first entry that waits for a contract, before any call."""
+        for entry in todo:
+            try:
+                self._require_named(entry)
+                self._plan.require_contract(entry)
+            except ContractMissing as missing:
+                raise HandlerFailed(missing, entry.position) from missing
+
+    def _require_named(self, entry: Entry) -> None:
         if not self._plan.names(entry):
             raise ContractMissing(
                 f"{entry.event_type} at {entry.stream_name}/{entry.position} is not known to "
@@ -216,6 +225,9 @@ class Calls:
                 "nothing; deploy a handler for it.",
                 is_version=False,
             )
+
+    def _decode(self, entry: Entry) -> Any:
+        self._require_named(entry)
         try:
             return self._plan.decode(entry)
         except ValidationError as error:

@@ -114,9 +114,9 @@ class Ledger:
             self._tell_skipped(new)
         return todo
 
-    def count_mine(self, batch: Batch, claim: Claim) -> int:
-        """How many of the new events the handler is called for."""
-        return sum(e.position in claim.fresh and self.is_mine(e) for e in batch.entries)
+    def mine(self, batch: Batch, claim: Claim) -> list[Entry]:
+        """The new events that the handler is called for."""
+        return [e for e in batch.entries if e.position in claim.fresh and self.is_mine(e)]
 
     def _tell_skipped(self, new: Sequence[Entry]) -> None:
         if is_wanted(signals.EventsUnknown):

@@ -262,7 +262,7 @@ class Completion:
         self._close(part, claim)
 
     def _close(self, part: Batch, claim: Claim) -> None:
-        handled = self._ledger.count_mine(part, claim)
+        handled = len(self._ledger.mine(part, claim))
         self._ledger.close(part, self._lease, claim, part.last, handled=handled)
         self.settled_to = part.last
         if not part.is_parked:
@@ -295,11 +295,16 @@ class AtMostOnce:
 
     @traced
     def run(self, batch: Batch, lease: Lease) -> Settled:
-        """Settle the batch, then handle it to its end. Raises LeaseLost or ServerUnavailable."""
+        """Settle the batch, then handle it to its end.
+
+        Raises HandlerFailed only where nothing was called: an event waits for its contract.
+        """
         with undone_on_error(self._worker, self._consumer):
             claim = self._ledger.open(batch, lease)
-            handled = self._ledger.count_mine(batch, claim)
-            self._ledger.close(batch, lease, claim, batch.last, handled=handled)
+            mine = self._ledger.mine(batch, claim)
+            # Now, because nobody comes back to what is settled, whatever is deployed later.
+            self._calls.require_contracts(mine)
+            self._ledger.close(batch, lease, claim, batch.last, handled=len(mine))
         todo = self._ledger.todo(batch, claim.fresh)
         context_of = self._calls.context_for(batch)
         with self._seams.around():

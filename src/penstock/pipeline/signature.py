@@ -82,15 +82,23 @@ class HandlerPlan:
         """The handler's argument for an entry. Raises ContractError where it does not fit."""
         if self.contracts is None:
             return entry.as_stream_event(entry.plain_payload())
-        identity = (entry.event_type, entry.version)
-        reading = self._readings.get(identity)
-        if reading is None:
-            reading = self._readings[identity] = self._reading_of(entry)
-        read, steps = reading
+        read, steps = self._reading_of(entry)
         payload = read(upcast(entry.payload, steps) if steps else entry.payload, extra="allow")
         return entry.as_stream_event(payload) if self.wraps else payload
 
+    def require_contract(self, entry: Entry) -> None:
+        """Raise ContractMissing for a version that leads to none that the handler names."""
+        if self.contracts is not None:
+            self._reading_of(entry)
+
     def _reading_of(self, entry: Entry) -> Reading:
+        identity = (entry.event_type, entry.version)
+        reading = self._readings.get(identity)
+        if reading is None:
+            reading = self._readings[identity] = self._find_reading(entry)
+        return reading
+
+    def _find_reading(self, entry: Entry) -> Reading:
         """How this type and version is read: as it is, or as the greatest version it leads to."""
         assert self.contracts is not None
         candidates = self.contracts[entry.event_type]
