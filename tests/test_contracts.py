@@ -288,6 +288,51 @@ def test_a_step_that_leads_nowhere_is_refused(steps: tuple[int, int | None], wor
         Named.upcast(from_version=steps[0], to_version=steps[1])(lambda old: old)
 
 
+STEPS = """
+from penstock import Event
+
+class Priced(Event, type="{event_type}", version=3):
+    cents: int
+
+@Priced.upcast(from_version=1)
+def _(old):
+    return {{"euros": old["price"]}}
+
+@Priced.upcast(from_version={from_version})
+def _(old):
+    return {{"cents": old["euros"] * 100}}
+"""
+
+
+def test_two_steps_from_one_version_are_refused_also_under_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "priced.py"
+    path.write_text(STEPS.format(event_type="twice.priced", from_version=1))
+    with pytest.raises(RegistrationError, match="from version 1 to 2 is written twice"):
+        import_file(path, "priced_twice")
+
+
+def test_the_steps_of_a_module_that_is_imported_again_replace_its_former_ones(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "priced.py"
+    source = STEPS.format(event_type="again.priced", from_version=2)
+    path.write_text(source)
+    import_file(path, "priced_again")
+    path.write_text(f"# moved\n{source.replace('100', '1000')}")
+    importlib.invalidate_caches()
+    priced = import_file(path, "main_priced").Priced
+    payload = contracts.upcast(b'{"price": 2}', contracts.path("again.priced", 1, 3))
+    assert priced.model_validate_json(payload).cents == 2000
+
+
+def test_a_step_that_nobody_would_await_is_refused() -> None:
+    async def later(old: dict[str, Any]) -> dict[str, Any]:
+        return old
+
+    with pytest.raises(RegistrationError, match="Write it with a plain def"):
+        Named.upcast(from_version=1)(later)
+
+
 def test_a_step_needs_a_class_with_a_version() -> None:
     class Unversioned(Event): ...
 

@@ -49,6 +49,8 @@ class Step:
     function: Upcaster
     takes: type[BaseModel] | None
     """The model that the function wants to be given; None: the payload as a dictionary."""
+    event_class: type[Event]
+    """The class that the function was written for."""
 
     def apply(self, payload: Any) -> Any:
         """The payload one step further. Raises ContractError where the function fails."""
@@ -146,14 +148,20 @@ def add_upcaster(
         "from a smaller version to a greater one, not beyond the class's own.",
         RegistrationError,
     )
+    require(
+        not inspect.iscoroutinefunction(function),
+        f"{what} is an async function, which nobody would await. Write it with a plain def: it is "
+        "given everything that it may use.",
+        RegistrationError,
+    )
     known = _steps.get((event_type, from_version))
     require(
-        known is None or _place_of_function(known.function) == _place_of_function(function),
+        known is None or _is_again(known, event_class, function),
         f"{what} is written twice. From each version there is one step; keep one of the two.",
         RegistrationError,
     )
     _steps[event_type, from_version] = Step(
-        event_type, from_version, last, function, _model_taken_by(function)
+        event_type, from_version, last, function, _model_taken_by(function), event_class
     )
 
 
@@ -222,6 +230,20 @@ def _model_taken_by(function: Upcaster) -> type[BaseModel] | None:
 
 def _read_as(model: type[BaseModel], payload: Any) -> BaseModel:
     return model.model_validate_json(to_json(payload), extra="allow")
+
+
+def _is_again(known: Step, event_class: type[Event], function: Upcaster) -> bool:
+    """Whether a known step comes from the same lines, in a module that is imported again."""
+    # A class that was made anew comes with its upcasters, which may have moved in their file.
+    is_new_class = known.event_class is not event_class
+    return _place_of_function(known.function) == _place_of_function(function) and (
+        is_new_class or _line_of(known.function) == _line_of(function)
+    )
+
+
+def _line_of(function: Upcaster) -> int:
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_firstlineno", 0)
 
 
 def _place_of_function(function: Upcaster) -> tuple[str, str]:
