@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import redis
 from psycopg import sql
 
+from penstock import Pipeline
 from penstock.core.mac import MacKeys
 from penstock.core.options import ConsumerOptions, Start
 from penstock.errors import RegistrationError, ServerUnavailable
@@ -36,6 +37,7 @@ from tests.proxy import Proxy
 from tests.publishing import log_key
 from tests.services import CONSUMER, Producer, Reader, note
 from tests.test_cli import Penstock
+from tests.test_seams import working
 from tests.waiting import wait_until
 
 SHARED_KEY = "shared:" + "5a" * 32
@@ -210,6 +212,48 @@ def test_a_stream_of_this_database_is_no_source(producer: Producer, redis_url: s
         producer.connection.execute("UPDATE events.stream SET head = 0")
         _foreign(reader, producer).enter(reader.connection)
         assert reader.connection.execute("SELECT FROM events.stream").fetchall() == []
+
+
+@contextmanager
+def taking_it_for_an_own_stream(reader: Reader, start: Start) -> Iterator[None]:
+    """A worker of the deployment in which nobody had said that it is another service's."""
+    pipeline = Pipeline("billing", database_url=reader.database_url, redis_url=None)
+    pipeline.consumer("orders", name="bill", start=start)(note)
+    held = "SELECT 1 FROM events.stream_lease WHERE owner_id IS NOT NULL"
+    with working(pipeline, "consumer:bill"):
+        wait_until(
+            lambda: reader.connection.execute(held).fetchone() is not None,
+            what="it holds its lane",
+        )
+        yield
+
+
+@pytest.mark.parametrize(("start", "first"), [("latest", 11), ("earliest", 6), (8, 8)])
+def test_a_source_that_was_taken_for_an_own_stream_is_read_from_where_its_consumer_starts(
+    producer: Producer, reader: Reader, client: Any, start: Start, first: int
+) -> None:
+    producer.published(10)
+    client.flushdb()
+    producer.connection.execute("DELETE FROM events.outbox_event WHERE position <= 5")
+    with taking_it_for_an_own_stream(reader, start):
+        pass
+    with heard(signals.ConsumerRegistered) as registered, reader.working(start=start):
+        wait_until(lambda: bool(registered), what="the consumer is registered")
+        producer.published(2)
+        reader.wait_until_handled(first, 12)
+    reader.run(first, 12, start=start)
+
+
+def test_a_consumer_that_was_moved_by_hand_meanwhile_stays_there(
+    producer: Producer, reader: Reader, penstock: Penstock
+) -> None:
+    with taking_it_for_an_own_stream(reader, "latest"):
+        pass
+    producer.published(10)
+    reader.connection.execute("SELECT events.register_source('orders')")
+    reader.connection.execute("UPDATE events.source SET head = 10")
+    penstock("consumers", "seek", "bill", "--to", "4", "--yes")
+    reader.run(4, 10, start="latest")
 
 
 def test_a_source_that_is_no_longer_declared_is_not_read_as_an_own_stream(

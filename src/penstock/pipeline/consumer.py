@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -137,10 +138,13 @@ class Consumer:
         with connect_stage(settings.database_url, f"penstock {self._name}") as connection:
             require_current(connection, settings.schema)
             starts: StartChooser = Starts(settings.schema, self._open_cold_tier())
+            sources = Sources(settings.schema)
             if self._foreign is not None:
                 starts = self._foreign.enter(connection)
+                choose = partial(starts.choose, connection, self._name, consuming.options)
+                sources.replace_start(connection, self._name, choose)
             else:
-                Sources(settings.schema).require_own(connection, consuming.stream_name)
+                sources.require_own(connection, consuming.stream_name)
                 Streams(settings.schema).register(connection, consuming.stream_name)
             if consuming.replay is not None:
                 starts = NoStart()

@@ -43,6 +43,19 @@ class Sources:
                 "read that stream, or give this service a database or a schema of its own."
             )
 
+    def replace_start(
+        self, connection: Connection, consumer: str, choose: Callable[[], int]
+    ) -> None:
+        """Choose again where a consumer starts that has met the stream as one of ours.
+
+        Not where it has read the other service's, or was moved by hand.
+        """
+        with connection.transaction():
+            if connection.execute(self._sql["lock_misplaced"], {"consumer": consumer}).fetchone():
+                connection.execute(
+                    self._sql["place"], {"consumer": consumer, "start_position": choose()}
+                )
+
     def require_own(self, connection: Connection, stream_name: str) -> None:
         """Raise RegistrationError for a stream that belongs to another service."""
         if self.read(connection, stream_name) is not None:

@@ -35,3 +35,28 @@ SELECT r.position, (floor(extract(epoch FROM c.registered_at))::bigint << 20) + 
   FROM events.consumer c
   JOIN events.reader r ON r.kind = 'consumer' AND r.name = c.name
  WHERE c.name = %(consumer)s
+
+-- name: lock_misplaced
+-- Where it starts was chosen when the stream was taken for one of ours, which has no event.
+-- Whoever was moved by hand since then stands where it was put.
+SELECT c.name
+  FROM events.consumer c JOIN events.source f ON f.stream_name = c.stream_name
+ WHERE c.name = %(consumer)s AND c.registered_at < f.created_at
+   AND c.origin IS NULL AND c.replay_of IS NULL
+   AND NOT EXISTS (SELECT 1 FROM events.seek s WHERE s.consumer = c.name)
+   FOR UPDATE OF c
+
+-- name: place
+-- In the epoch that there is: a worker that still takes the stream for ours has nothing to settle,
+-- and need not end for it.
+WITH placed AS (
+    UPDATE events.consumer
+       SET start_position = %(start_position)s, registered_at = clock_timestamp()
+     WHERE name = %(consumer)s
+    RETURNING name, stream_name
+)
+UPDATE events.stream_lease l
+   SET checkpoint = %(start_position)s - 1, updated_at = clock_timestamp()
+  FROM placed
+ WHERE l.stream_name = placed.stream_name
+   AND split_part(l.role, '/', 1) = 'consumer:' || placed.name
