@@ -287,6 +287,10 @@ def test_packed_consumers_know_how_to_run_apart(database_url: str) -> None:
     assert len(specs(database_url, 10)) == 6
 
 
-def test_without_a_database_nobody_says_when_it_was_deployed() -> None:
-    publisher, *_ = specs("postgresql://nobody@127.0.0.1:1/none", None)
-    assert "--deployed-at" not in publisher.argv
+def test_without_a_database_a_worker_that_is_started_again_is_no_later_deployment() -> None:
+    began = datetime.now(UTC)
+    moments = {
+        spec.argv[spec.argv.index("--deployed-at") + 1]
+        for spec in specs("postgresql://nobody@127.0.0.1:1/none", None)
+    }
+    assert [began <= datetime.fromisoformat(moment) for moment in moments] == [True]

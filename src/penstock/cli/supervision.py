@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NoReturn
 
@@ -125,14 +126,14 @@ def _shared_arguments(invocation: Invocation, how: Supervision) -> list[str]:
     argv += ["--metrics-fd", METRICS_FD] if how.on_metrics is not None else []
     argv += ["--heartbeat-timeout", f"{how.heartbeat_timeout_seconds:g}"]
     argv += ["--graceful-shutdown-timeout", f"{how.shutdown_seconds:g}"]
-    deployed_at = _deployed_at(invocation)
-    return argv if deployed_at is None else [*argv, "--deployed-at", deployed_at]
+    return [*argv, "--deployed-at", _deployed_at(invocation)]
 
 
-def _deployed_at(invocation: Invocation) -> str | None:
-    """Now, by the clock that orders deployments; None where the database does not answer."""
+def _deployed_at(invocation: Invocation) -> str:
+    """Now, by the clock that orders deployments, or by this host's where that does not answer."""
     try:
         with invocation.connect("run") as connection:
             return read_database_clock(connection, invocation.settings.schema).isoformat()
     except (PenstockError, psycopg.Error):
-        return None
+        # Said once all the same: a worker that is started again later is no later deployment.
+        return datetime.now(UTC).isoformat()
