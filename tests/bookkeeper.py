@@ -22,8 +22,8 @@ TRACES = (
        VALUES (%(name)s, 9, gen_random_uuid(), 'w')""",
     """INSERT INTO events.seek (consumer, old_checkpoint, new_checkpoint, sought_by)
        VALUES (%(name)s, 1, 2, 'me')""",
-    """INSERT INTO events.effect (consumer, event_uuid, effect, host)
-       VALUES (%(name)s, gen_random_uuid(), 'mail', 'web02')""",
+    """INSERT INTO events.effect (consumer, event_uuid, effect, host, is_done, result)
+       VALUES (%(name)s, gen_random_uuid(), 'mail', 'web02', true, '"sent"')""",
     """WITH done AS (INSERT INTO events.operation (kind, consumer, requested_by)
                      VALUES ('redrive', %(name)s, 'me') RETURNING id)
        INSERT INTO events.operation_event (operation_id, consumer, event_uuid, position)

@@ -242,6 +242,30 @@ def test_a_known_plaintext_is_nowhere_to_be_found(
     assert f"cannot treat {CANARY}" in revealed["traceback"]
 
 
+def test_a_consumer_with_sealed_results_keeps_its_name(
+    vault: Vault, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_broken, results = True, list[object]()
+
+    def handle(event: Admitted, context: Context) -> None:
+        result = context.once("charge", lambda: event.diagnosis)
+        if is_broken:
+            raise ValueError("not now")
+        results.append(result)
+
+    retry = Retry.fixed(seconds=0.1, attempts_max=1000)
+    vault.send("flu")
+    with vault.working(handle, retry=retry):
+        vault.wait_for_outcomes("parked")
+    penstock = Penstock(tmp_path, {"PENSTOCK_DATABASE_URL": vault.database_url}, capsys)
+    said = penstock("consumers", "rename", "clinic.read", "clinic.treat", code=1).stderr
+    assert "1 results of its calls to the outside are sealed for that name" in said
+    is_broken = False
+    with vault.working(handle, retry=retry):
+        vault.wait_for_outcomes("handled")
+    assert results == ["flu"]
+
+
 @pytest.mark.parametrize("kind", [KeyUnavailable, KeyRefused, ContractMissing])
 def test_a_handler_that_blocks_its_lane_is_not_quoted(vault: Vault, kind: type[Exception]) -> None:
     def failing(event: Admitted) -> None:

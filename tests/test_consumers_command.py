@@ -240,6 +240,26 @@ def test_a_name_that_cannot_be_given_is_refused(
     assert books.mentions(BILL) == before
 
 
+@pytest.mark.parametrize(("outcome", "code"), [("parked", 1), ("dead", 1), ("handled", 0)])
+def test_a_name_is_kept_while_a_call_to_the_outside_may_be_made_again(
+    penstock: Penstock, books: Bookkeeper, outcome: str, code: int
+) -> None:
+    books.stream(10)
+    books.consumer(checkpoints=(4,))
+    books.connection.execute(
+        "WITH call AS (INSERT INTO events.effect (consumer, event_uuid, effect, host)"
+        "              VALUES (%(name)s, gen_random_uuid(), 'charge', 'web02')"
+        "              RETURNING event_uuid)"
+        " INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)"
+        " SELECT %(name)s, event_uuid, 2, %(outcome)s FROM call",
+        {"name": BILL, "outcome": outcome},
+    )
+    before = books.mentions(BILL)
+    said = penstock("consumers", "rename", BILL, "shop.invoice", code=code).stderr
+    assert ("1 of its calls to the outside began and never returned" in said) == bool(code)
+    assert (books.mentions(BILL) == before) == bool(code)
+
+
 # ── forget ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -186,7 +186,8 @@ def rename(
     print(f"{full_name} is now {new}.")
     print_note(
         "Deploy code that uses the new name before workers start again: code with the old one "
-        "would register a new consumer, which handles everything from its start."
+        "would register a new consumer, which handles everything from its start. Idempotency keys "
+        "are made of the name: an event that was tried before has others when it is tried again."
     )
 
 

@@ -24,7 +24,7 @@ NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 _EVENT_FORMAT: Final = "penstock event 1"
 _TEXT_FORMAT: Final = "penstock text 1"
-_TEXT_PREFIX: Final = "penstock-sealed:"
+SEALED_TEXT_PREFIX: Final = "penstock-sealed:"
 
 
 class DataKey:
@@ -175,17 +175,17 @@ class Box(Protocol):
 def seal_text(text: str, entry: Entry, purpose: str, key: DataKey, nonce: bytes) -> str:
     """A text that may quote the event, kept beside it under the same key."""
     sealed = key.seal(text.encode(), _purpose(entry, purpose, key.key_id), nonce)
-    return f"{_TEXT_PREFIX}{key.key_id}:{sealed}"
+    return f"{SEALED_TEXT_PREFIX}{key.key_id}:{sealed}"
 
 
 def is_sealed_text(text: str | None) -> bool:
     """Whether this is what `seal_text` made."""
-    return text is not None and text.startswith(_TEXT_PREFIX)
+    return text is not None and text.startswith(SEALED_TEXT_PREFIX)
 
 
 def open_text(text: str, entry: Entry, purpose: str, key: DataKey) -> str:
     """The text again. Raises SealBroken where it was altered, or written beside another event."""
-    key_id, _, sealed = text.removeprefix(_TEXT_PREFIX).partition(":")
+    key_id, _, sealed = text.removeprefix(SEALED_TEXT_PREFIX).partition(":")
     if not is_sealed_text(text) or key_id != key.key_id:
         raise SealBroken(f"it is not sealed with {key.key_id}")
     return key.open(sealed, _purpose(entry, purpose, key.key_id)).decode()

@@ -13,6 +13,7 @@ import psycopg
 
 from penstock.core.options import ConsumerOptions
 from penstock.core.replays import is_replay_name
+from penstock.core.sealing import SEALED_TEXT_PREFIX
 from penstock.errors import ConsumerAtWork, ConsumerUnknown, OperationRefused, UsageError
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
@@ -111,7 +112,29 @@ class Consumers:
             raise OperationRefused(f"{old} has that name already. Nothing was changed.")
         with changing(self._connection, self._sql):
             consumer = self._lock_idle(old, "renamed")
+            self._require_no_effects(old)
             self._sweep("rename", {"old": old, "new": new, "stream_name": consumer.stream_name})
+
+    def _require_no_effects(self, name: str) -> None:
+        row = self._connection.execute(
+            self._sql["effects_of_name"], {"consumer": name, "sealed": SEALED_TEXT_PREFIX}
+        ).fetchone()
+        assert row is not None
+        interrupted, are_sealed = row
+        if interrupted:
+            raise OperationRefused(
+                f"{name} cannot be renamed: {interrupted} of its calls to the outside began and "
+                "never returned. Their idempotency keys are made of the name, so that under "
+                "another one the other side would take a second call for a new one. Nothing was "
+                "changed; let the consumer try those events again, or write down what became of "
+                "the calls: docs/EFFECTS.md shows how."
+            )
+        if are_sealed:
+            raise OperationRefused(
+                f"{name} cannot be renamed: {are_sealed} results of its calls to the outside are "
+                "sealed for that name, and under another one they would be taken for forged. "
+                "Nothing was changed; keep the name."
+            )
 
     # ── forget ─────────────────────────────────────────────────────────────────────────────────
 

@@ -111,6 +111,18 @@ DELETE FROM events.suspect WHERE consumer = %(consumer)s AND position <= %(check
 INSERT INTO events.seek (consumer, old_checkpoint, new_checkpoint, sought_by, reason)
 VALUES (%(consumer)s, %(old_checkpoint)s, %(checkpoint)s, %(by)s, %(reason)s)
 
+-- name: effects_of_name
+-- Calls to the outside that hang on the name: those that were interrupted, of events that may be
+-- tried again, and those whose results are sealed for it.
+SELECT count(*) FILTER (WHERE NOT e.is_done AND NOT EXISTS (
+                SELECT 1 FROM events.processed_event p
+                 WHERE p.consumer = e.consumer AND p.event_uuid = e.event_uuid
+                   AND p.outcome IN ('handled', 'skipped', 'discarded'))),
+       count(*) FILTER (WHERE jsonb_typeof(e.result) = 'string'
+                          AND starts_with(e.result #>> '{}', %(sealed)s))
+  FROM events.effect e
+ WHERE e.consumer = %(consumer)s
+
 -- name: rename_consumer
 -- First of all: a name that is taken stops everything here.
 UPDATE events.consumer SET name = %(new)s WHERE name = %(old)s
