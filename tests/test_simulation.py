@@ -105,6 +105,9 @@ class Warm:
     def keys(self) -> MacKeys:
         return KEYS.own
 
+    def keys_seen(self) -> MacKeys:
+        return KEYS.own
+
     def head(self) -> int:
         return HEAD
 

@@ -22,6 +22,7 @@ from penstock.core.options import ConsumerOptions, Start
 from penstock.errors import RegistrationError, ServerUnavailable
 from penstock.ops.check import find_problems
 from penstock.ops.status import read_status
+from penstock.ops.streams import rotate_key
 from penstock.pipeline import foreign_stream
 from penstock.pipeline import reader as readers
 from penstock.pipeline.foreign_stream import ForeignStream
@@ -601,6 +602,36 @@ def _consuming(service: Reader) -> Any:
             return service.connection
 
     return Known()
+
+
+def test_a_key_that_the_producer_retires_is_trusted_until_its_next_report(
+    producer: Producer, reader: Reader
+) -> None:
+    producer.published(1)
+    foreign = _foreign(reader, producer)
+    foreign.enter(reader.connection)
+    old = foreign.tier.keys().key_id
+    new, _ = rotate_key(producer.connection, producer.settings, retire_old=True)
+    assert foreign.tier.keys_seen().key_id == old, "readers of the hot log ask nobody"
+    foreign.tier.bounds()
+    assert set(foreign.tier.keys_seen().secrets) == {new.encode()}
+    foreign.close()
+
+
+def test_keys_that_the_producer_told_are_kept_while_it_is_away(
+    producer: Producer, reader: Reader
+) -> None:
+    producer.published(1)
+    with Proxy.to(producer.url) as proxy:
+        reader.source |= {"source_url": proxy.url(producer.url), "mac_key": SHARED_KEY}
+        foreign = _foreign(reader, producer)
+        foreign.enter(reader.connection)
+        assert foreign.tier.keys() == MacKeys.parse(SHARED_KEY)
+        told = foreign.tier.keys()
+        assert told.key_id == MacKeys.parse(producer.mac_key).key_id
+        with proxy.refusing():
+            assert foreign.tier.keys() == told
+        foreign.close()
 
 
 def test_keys_are_read_from_the_producer_and_rotated_there(

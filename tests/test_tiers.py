@@ -14,6 +14,7 @@ import redis
 
 from penstock.core.events import StreamEvent
 from penstock.core.wire import encode_entry
+from penstock.ops.streams import rotate_key
 from penstock.pipeline import publisher as publisher_module
 from penstock.pipeline import reader as readers
 from penstock.pipeline.lane import BROWNOUT_POLL_SECONDS
@@ -149,6 +150,28 @@ def test_what_a_retired_key_signed_is_read_from_the_outbox(bench: Workbench) -> 
     assert effects(bench) == [1, 2]
     assert [gap.position for gap in gaps] == [1]
     assert "unknown key" in gaps[0].reason
+
+
+def test_a_reader_that_runs_trusts_a_retired_key_no_longer(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.0)
+
+    def note_payload(event: StreamEvent[Any], cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.payload["n"],))
+
+    published(bench, 2)
+    consumer = bench.consumer(note_payload)
+    run_until_idle(consumer)
+    leaked = keys_of(bench.settings.database_url)
+    rotate_key(bench.connection, bench.settings, retire_old=True)
+    _, _, (_, body) = published(bench, 1)
+    # Nothing that the new key has signed is ever met.
+    put(client, {"3-0": encode_entry("orders", 3, body.replace('"n": 1', '"n": 9'), leaked)})
+    with heard(signals.GapFound) as gaps:
+        run_until_idle(consumer)
+    assert effects(bench) == [1, 2, 1]
+    assert ["unknown key" in gap.reason for gap in gaps] == [True]
 
 
 # ── holes ──────────────────────────────────────────────────────────────────────────────────────

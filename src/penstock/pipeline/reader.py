@@ -25,7 +25,7 @@ from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
 
 HEAD_CHECK_SECONDS = 1.0
-# How often to look whether a key was added that entries are signed with already.
+# How often to look whether a key was added that entries are signed with already, or retired.
 KEYS_CHECK_SECONDS = 1.0
 # A hot log in which the next position is not what it should be is asked again after this time.
 USELESS_SECONDS = 0.1
@@ -72,6 +72,7 @@ class TierReader:
         self._origin: str | None = None
         self._keys: MacKeys | None = None
         self._keys_read_at = 0.0
+        self._keys_seen_at = 0.0
         self._head_seen = 0
         self._head_checked_at = 0.0
         self._useless_until = 0.0
@@ -184,7 +185,7 @@ class TierReader:
     def _verified(self, raw: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Entry | Hole]]:
         """What was signed by the publisher, for its place. Raises MalformedEntry at the first."""
         origin = self._read_origin()
-        keys = self._keys or self._read_keys()
+        keys = self._trusted_keys()
         for position, data in raw:
             try:
                 record = decode_entry(self._stream_name, position, data, keys)
@@ -202,8 +203,17 @@ class TierReader:
             self._origin = self._warm_tier.origin()
         return self._origin
 
+    def _trusted_keys(self) -> MacKeys:
+        """The keys without those that were retired: whoever has one could forge what comes next."""
+        if self._keys is None:
+            return self._read_keys()
+        if time.monotonic() - self._keys_seen_at >= KEYS_CHECK_SECONDS:
+            self._keys_seen_at = time.monotonic()
+            self._keys = self._warm_tier.keys_seen()
+        return self._keys
+
     def _read_keys(self) -> MacKeys:
-        self._keys_read_at = time.monotonic()
+        self._keys_read_at = self._keys_seen_at = time.monotonic()
         self._keys = self._warm_tier.keys()
         return self._keys
 

@@ -66,6 +66,7 @@ class SourceWarmTier:
         self._given_keys = source.keys
         self._keys = MacKeyTable(source.source_schema)
         self._are_keys_asked = False
+        self._found_keys: MacKeys | None = None
         self._head = seen.head
         self._outbox_sql = Queries("outbox.sql", source.source_schema)
         self._start_sql = Queries("start.sql", source.source_schema)
@@ -92,10 +93,17 @@ class SourceWarmTier:
             return given
         try:
             with self._asking() as connection:
-                found = self._keys.read(connection)
+                self._found_keys = self._keys.read(connection)
         except ServerUnavailable:
             if given is None:
                 raise
+        return self.keys_seen()
+
+    def keys_seen(self) -> MacKeys:
+        """As `bounds` saw them, with those that were given: these are this service's to retire."""
+        given, found = self._given_keys, self._found_keys
+        if found is None:
+            assert given is not None, "what was never found is asked for"
             return given
         return MacKeys(found.key_id, {**(given.secrets if given else {}), **found.secrets})
 
@@ -131,7 +139,10 @@ class SourceWarmTier:
 
     def bounds(self) -> Bounds:
         """What the outbox holds."""
-        rows = self._ask(self._start_sql["first_retained"], self._stream)
+        with self._asking() as connection:
+            rows = connection.execute(self._start_sql["first_retained"], self._stream).fetchall()
+            if self._found_keys is not None:
+                self._found_keys = self._keys.read(connection)
         bounds = Bounds(*rows[0]) if rows else Bounds(1, 0)
         self._head = bounds.head
         return bounds
@@ -253,6 +264,10 @@ class NoWarmTier:
 
     def keys(self) -> MacKeys:
         """Those that were given."""
+        return self._given_keys
+
+    def keys_seen(self) -> MacKeys:
+        """The same."""
         return self._given_keys
 
     def head(self) -> int:

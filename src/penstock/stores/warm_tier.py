@@ -23,6 +23,9 @@ class WarmTier(Protocol):
     def keys(self) -> MacKeys:
         """The keys that its entries are signed with, as they are now."""
 
+    def keys_seen(self) -> MacKeys:
+        """The same as far as it is known: once a second, and nobody is waited for."""
+
     def head(self) -> int:
         """The last position given out, as far as it can be known."""
 
@@ -52,6 +55,10 @@ class OwnWarmTier:
     def keys(self) -> MacKeys:
         """Out of the settings or the database."""
         return keys_for(self._settings, self._control())
+
+    def keys_seen(self) -> MacKeys:
+        """As they are: nothing can be handled without this database either."""
+        return self.keys()
 
     def head(self) -> int:
         """The last position given out."""
