@@ -19,8 +19,11 @@ from psycopg import sql
 from penstock import Pipeline
 from penstock.core.mac import MacKeys
 from penstock.core.options import ConsumerOptions, Start
+from penstock.core.policy import Member, MemberKind, SecurityLevel
+from penstock.core.policy_change import PolicyChange
 from penstock.errors import RegistrationError, ServerUnavailable
 from penstock.ops.check import find_problems
+from penstock.ops.policy import set_policy
 from penstock.ops.status import read_status
 from penstock.ops.streams import rotate_key
 from penstock.pipeline import foreign_stream
@@ -533,6 +536,34 @@ def test_a_start_is_chosen_by_what_can_be_read(
     assert start(datetime.now(UTC) + timedelta(hours=1)) == 11
     assert producer.remote() == ({CONSUMER: 0} if has_database else {})
     foreign.close()
+
+
+def let_read(producer: Producer, role: str | None) -> None:
+    """Restrict the stream to this consumer, with this role."""
+    change = PolicyChange(
+        stream_name="orders",
+        security_level=SecurityLevel.RESTRICTED,
+        producers=(Member(MemberKind.PRODUCER, "shop", None),),
+        consumers=(Member(MemberKind.CONSUMER, CONSUMER, role),),
+    )
+    set_policy(producer.connection, change, by="tests")
+
+
+def test_whoever_may_not_see_the_rows_does_not_start_behind_them(
+    producer: Producer, reader: Reader, role: tuple[str, str], there: Penstock
+) -> None:
+    producer.published(5)
+    printed = there("streams", "share", "orders", "--role", role[0]).stdout
+    for grant in (line for line in printed.splitlines() if line.startswith("GRANT ")):
+        producer.connection.execute(grant.encode())
+    reader.source["source_url"] = as_role(producer.url, role)
+    let_read(producer, None)
+    with heard(signals.ServerLost) as lost, reader.working():
+        wait_until(lambda: bool(lost), what="it is told what is wrong")
+        assert "is not among its consumers. Nothing was lost" in lost[0].error
+        assert reader.connection.execute("SELECT FROM events.consumer").fetchall() == []
+        let_read(producer, role[0])
+        reader.wait_until_handled(1, 5)
 
 
 class PublishedMeanwhile:

@@ -47,8 +47,8 @@ class SourceTier(WarmTier, Protocol):
     def position_at(self, moment: datetime) -> int | None:
         """The first event sent at or after a moment; None where there is none yet."""
 
-    def record(self, consumer: str, progress: ConsumerProgress) -> None:
-        """Tell the producer how far a consumer is. Never raises: it is told again."""
+    def record(self, consumer: str, progress: ConsumerProgress, *, is_new: bool = False) -> None:
+        """Tell the producer how far a consumer is. Raises only for a new one: it is told again."""
 
     def close(self) -> None:
         """Give connections back; must not raise."""
@@ -153,14 +153,17 @@ class SourceWarmTier:
         ((position,),) = self._ask(query, {**self._stream, "moment": moment})
         return None if position is None else int(position)
 
-    def record(self, consumer: str, progress: ConsumerProgress) -> None:
+    def record(self, consumer: str, progress: ConsumerProgress, *, is_new: bool = False) -> None:
         """From now on the producer keeps what comes behind."""
-        if not self._recording.is_worth_trying:
+        if not (is_new or self._recording.is_worth_trying):
             return
         parameters = {**self._stream, "consumer": consumer, **progress._asdict()}
         try:
             self._ask(self._share_sql["record"], parameters, read_only=False)
         except ServerUnavailable as error:
+            if is_new:
+                # Who may not enter itself may see no rows either, and would start behind them all.
+                raise
             if not self._outage.is_going_on:
                 self._recording.begin(error)
             return
@@ -225,9 +228,12 @@ class SourceWarmTier:
             self.close()
             self._outage.begin(problem)
             return problem
+        # Without the statements of ours that it went through.
+        told = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip()
         return ServerUnavailable(
-            f"{masked_url(self._url)} (source_url) refuses: {str(error).strip()} Nothing was "
-            "lost. `penstock streams share`, on the producer's side, prints what its role needs."
+            f"{masked_url(self._url)} (source_url) refuses: {told}. Nothing was lost. On the "
+            "producer's side, `penstock streams share` prints what its role needs; the policy of a "
+            "restricted stream has to name the role too."
         )
 
 
@@ -309,7 +315,7 @@ class NoWarmTier:
             after = raw[-1][0]
         return None
 
-    def record(self, consumer: str, progress: ConsumerProgress) -> None:
+    def record(self, consumer: str, progress: ConsumerProgress, *, is_new: bool = False) -> None:
         """There is nobody to tell."""
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class SourceStarts:
         """The first position to settle. Raises ServerUnavailable where nobody can be asked."""
         # First of all the producer learns that somebody needs everything that it still has.
         generation = self._sources.generation(connection)
-        self._tier.record(consumer, ConsumerProgress(0, generation))
+        self._tier.record(consumer, ConsumerProgress(0, generation), is_new=True)
         return _chosen(consumer, options, with_archive(self._tier, self._cold_tier))
 
 
