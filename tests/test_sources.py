@@ -438,6 +438,18 @@ def test_another_database_with_the_same_key_is_refused(
     assert ("leads to another database" in told[1].reason) is has_database
 
 
+def test_a_database_in_which_nothing_was_published_is_not_pinned(
+    producer: Producer, reader: Reader, other: Producer
+) -> None:
+    producer.published(3)
+    reader.source |= {"source_url": other.url, "mac_key": producer.mac_key}
+    with heard(signals.GapFound) as gaps, reader.working():
+        wait_until(lambda: bool(gaps), what="the wrong database is noticed")
+    assert "comes from another database" in gaps[0].reason
+    reader.source["source_url"] = producer.url
+    reader.run(1, 3)
+
+
 # ── what the producer keeps ────────────────────────────────────────────────────────────────────
 
 

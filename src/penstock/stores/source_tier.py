@@ -82,8 +82,11 @@ class SourceWarmTier:
 
     def origin(self) -> str | None:
         """The pinned database; at the first read the one that source_url leads to."""
-        pinned = self._pin.read()
-        return pinned if pinned is not None else self._pin.set(self._found_origin())
+        if (pinned := self._pin.read()) is None:
+            found, is_numbered = self._found_origin()
+            # Pinned where nothing was ever read, it could not be led to the right database.
+            pinned = self._pin.set(found) if is_numbered else found
+        return pinned
 
     def keys(self) -> MacKeys:
         """Those that were given; asked again, because they do not suffice, the producer's too."""
@@ -121,7 +124,7 @@ class SourceWarmTier:
             )
 
     def _require_pinned(self) -> None:
-        found, pinned = self._found_origin(), self.origin()
+        (found, is_numbered), pinned = self._found_origin(), self.origin()
         if found != pinned:
             raise PositionMissing(
                 f"source_url leads to another database (origin {found}) than the one that "
@@ -129,11 +132,11 @@ class SourceWarmTier:
                 "events. Nothing was skipped. Correct source_url; for a producer that was "
                 "replaced for good, register a consumer under a new name."
             )
-        self._is_right_database = True
+        self._is_right_database = is_numbered
 
-    def _found_origin(self) -> str:
-        ((origin,),) = self._ask(self._share_sql["origin"], self._stream)
-        return str(origin)
+    def _found_origin(self) -> tuple[str, bool]:
+        ((origin, is_numbered),) = self._ask(self._share_sql["origin"], self._stream)
+        return str(origin), is_numbered
 
     # ── for the start, and for the producer ───────────────────────────────────────────────────
 

@@ -1,7 +1,8 @@
 -- name: origin
--- Asked by another service: who numbers this stream. Before its first event, who would.
-SELECT coalesce((SELECT s.origin FROM events.stream s WHERE s.name = %(stream_name)s), o.id)::text
-  FROM events.origin o
+-- Asked by another service: who numbers this stream, and whether anybody does. Before its first
+-- event, who would.
+SELECT coalesce(s.origin, o.id)::text, s.name IS NOT NULL
+  FROM events.origin o LEFT JOIN events.stream s ON s.name = %(stream_name)s
 
 -- name: record
 -- See events.record_remote_checkpoint: the one thing that a reader of another service may write.
