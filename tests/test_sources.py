@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -32,8 +34,10 @@ from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.stores import source_tier
 from penstock.stores.cleanup import Cleanup
 from penstock.stores.hot_log import HotLog
+from penstock.stores.inbox import Inbox
 from penstock.stores.redis_log import FIELD
 from penstock.stores.servers import Servers
+from penstock.stores.sources import Sources
 from penstock.telemetry import signals
 from tests.databases import new_database
 from tests.failing import heard
@@ -576,6 +580,59 @@ def test_whoever_may_not_see_the_rows_does_not_start_behind_them(
         assert reader.connection.execute("SELECT FROM events.consumer").fetchall() == []
         let_read(producer, role[0])
         reader.wait_until_handled(1, 5)
+
+
+SLOW_COMMIT = """
+CREATE FUNCTION commit_late() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(4711);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER commit_late AFTER INSERT ON events.consumer
+    FOR EACH ROW EXECUTE FUNCTION commit_late();
+"""
+WAITING = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+def test_of_two_workers_that_register_at_once_the_second_tells_the_producer_nothing(
+    producer: Producer, reader: Reader
+) -> None:
+    producer.published(3)
+    options = ConsumerOptions(stream_name="orders", name="bill", start="earliest")
+
+    def register() -> None:
+        foreign = _foreign(reader, producer)
+        with closing(foreign), psycopg.connect(reader.database_url, autocommit=True) as own:
+            starts = foreign.enter(own)
+            Inbox(starts=starts).register(own, CONSUMER, options, datetime.now(UTC))
+
+    def is_waiting(count: int) -> bool:
+        return reader.connection.execute(WAITING).fetchone() == (count,)
+
+    def next_second() -> None:
+        present = Sources().generation(reader.connection)
+        wait_until(
+            lambda: Sources().generation(reader.connection) > present, what="the next second"
+        )
+
+    # Generations are counted in seconds, and the first one's COMMIT takes until the next.
+    reader.connection.execute(SLOW_COMMIT)
+    reader.connection.execute("SELECT pg_advisory_lock(4711)")
+    workers = [threading.Thread(target=register) for _ in range(2)]
+    for number, worker in enumerate(workers, 1):
+        worker.start()
+        wait_until(partial(is_waiting, number), what=f"{number} wait")
+        next_second()
+    reader.connection.execute("SELECT pg_advisory_unlock(4711)")
+    for worker in workers:
+        worker.join()
+    progress = Sources().progress(reader.connection, CONSUMER)
+    assert progress is not None
+    (told,) = producer.rows("SELECT generation FROM events.remote_consumer")
+    assert told < progress.generation, "what is reported from now on counts"
 
 
 class PublishedMeanwhile:

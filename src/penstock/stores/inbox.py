@@ -78,17 +78,9 @@ class Inbox:
         if stream_name is None:
             # One transaction: nothing is pruned between the choice and the entry.
             with connection.transaction():
-                start_position = self._starts.choose(connection, consumer, options)
-                connection.execute(
-                    self._sql["register"],
-                    {
-                        "consumer": consumer,
-                        "stream_name": options.stream_name,
-                        "start_position": start_position,
-                        "guarantee": options.guarantee.value,
-                        "lanes": options.lanes,
-                    },
-                )
+                connection.execute(self._sql["hold_registration"], {"consumer": consumer})
+                if self._stream_of(connection, consumer) is None:
+                    self._enter(connection, consumer, options)
             stream_name = self._stream_of(connection, consumer)
         if stream_name != options.stream_name:
             raise RegistrationError(
@@ -110,6 +102,19 @@ class Inbox:
         ).fetchone()
         assert row is not None
         return Registration(consumer, *row)
+
+    def _enter(self, connection: Connection, consumer: str, options: ConsumerOptions) -> None:
+        start_position = self._starts.choose(connection, consumer, options)
+        connection.execute(
+            self._sql["register"],
+            {
+                "consumer": consumer,
+                "stream_name": options.stream_name,
+                "start_position": start_position,
+                "guarantee": options.guarantee.value,
+                "lanes": options.lanes,
+            },
+        )
 
     def _stream_of(self, connection: Connection, consumer: str) -> str | None:
         row = connection.execute(self._sql["read"], {"consumer": consumer}).fetchone()

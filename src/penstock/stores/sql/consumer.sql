@@ -1,3 +1,8 @@
+-- name: hold_registration
+-- One at a time for each name, to the end of the transaction: whoever comes second finds the entry
+-- of the first, and tells no producer after it that the consumer begins anew.
+SELECT pg_advisory_xact_lock(hashtext('penstock registration'), hashtext(%(consumer)s))
+
 -- name: register
 -- The name is the identity for ever; the first registration decides where it starts.
 INSERT INTO events.consumer (name, stream_name, start_position, guarantee, lanes)
