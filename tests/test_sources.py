@@ -39,7 +39,7 @@ from penstock.stores.redis_log import FIELD
 from penstock.stores.servers import Servers
 from penstock.stores.sources import Sources
 from penstock.telemetry import signals
-from tests.databases import new_database
+from tests.databases import name_of, new_database
 from tests.failing import heard
 from tests.proxy import Proxy
 from tests.publishing import log_key
@@ -452,6 +452,32 @@ def test_a_database_in_which_nothing_was_published_is_not_pinned(
     assert "comes from another database" in gaps[0].reason
     reader.source["source_url"] = producer.url
     reader.run(1, 3)
+
+
+@pytest.mark.parametrize("is_log_lost", [False, True])
+def test_a_database_that_was_restored_from_a_dump_gives_out_no_position_again(
+    database_url: str, own_url: str, servers: Servers, client: Any, is_log_lost: bool
+) -> None:
+    with closing(Producer(database_url, servers.redis_url)) as shop:
+        shop.published(3)
+    with (
+        new_database(servers.database_url, name_of(database_url)) as restored_url,
+        closing(Reader(own_url, servers.redis_url, source_url=database_url)) as reader,
+    ):
+        with closing(Producer(database_url, servers.redis_url)) as shop:
+            shop.published(3)
+            reader.run(1, 6)
+        reader.source["source_url"] = restored_url
+        client.delete("penstock:{orders}:meta")
+        with closing(Producer(restored_url, servers.redis_url)) as shop:
+            if is_log_lost:
+                client.delete(log_key("orders"))
+                shop.connection.execute("UPDATE events.stream SET timeline = 'restored'")
+            shop.published(3)
+            head = shop.head()
+            with reader.working():
+                wait_until(lambda: len(reader.handled()) == 9, what="all of them are handled")
+        assert reader.handled() == [*range(1, 7), head - 2, head - 1, head]
 
 
 # ── what the producer keeps ────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from penstock.stores.warm_tier import OwnWarmTier
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.failing import LATER, Rests, drive, effects, heard
-from tests.publishing import hot_ids, ids, log_key, numbered
+from tests.publishing import hot_entries, hot_ids, ids, log_key, numbered
 from tests.signing import OTHER_KEYS, keys_of
 from tests.waiting import wait_until
 
@@ -311,6 +311,22 @@ def test_a_copy_of_the_database_may_not_write_the_log(
     assert len(refused) == 1
     assert "copy" in refused[0].reason
     assert bench.rows("SELECT head FROM events.stream") == [2]
+
+
+def test_the_log_of_a_copy_that_went_apart_is_filled_again(bench: Workbench, client: Any) -> None:
+    consumer = bench.consumer(note)
+    rows = published(bench, 3)
+    keys = keys_of(bench.settings.database_url)
+    theirs = {position: body.replace('"n": ', '"n": 9') for position, body in rows}
+    put(client, {f"{p}-0": encode_entry("orders", p, body, keys) for p, body in theirs.items()})
+    client.delete(META_KEY)
+    with heard(signals.HotLogRebuilt) as rebuilt:
+        rows = published(bench, 1)
+    assert [signal.reason for signal in rebuilt] == ["its entry at 3 is not the one in PostgreSQL"]
+    found = [fields[FIELD] for _, fields in hot_entries(bench.settings.redis_url or "", "orders")]
+    assert found == [encode_entry("orders", p, body, keys) for p, body in rows]
+    run_until_idle(consumer)
+    assert effects(bench) == [1, 2, 3, 4]
 
 
 def test_an_heir_waits_until_the_other_is_silent(bench: Workbench, client: Any) -> None:

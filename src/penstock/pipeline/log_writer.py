@@ -157,9 +157,22 @@ class LogWriter:
         if last is not None and self._streams.is_in_hole(self._connection, name, last):
             self._restart(publication, base, f"it ends at {last}, which lies in a hole")
             return base
+        if last is not None and not self._is_as_numbered(publication, last):
+            self._restart(publication, base, f"its entry at {last} is not the one in PostgreSQL")
+            return base
         if (last or 0) < state.published:
             emit(signals.HotLogLost(name, last or 0, state.published))
         return base if last is None else last
+
+    def _is_as_numbered(self, publication: Publication, last: int) -> bool:
+        """Whether the log ends with the outbox's event. Copies that went apart share positions."""
+        name = publication.stream_name
+        rows = self._outbox.read(self._connection, name, last - 1, 1)
+        page = self._hot_log.read(name, after=last - 1, count=1, wait_seconds=0.0)
+        if not rows or not page or not rows[0][0] == page[0][0] == last:
+            # Pruned or trimmed: there is nothing to compare.
+            return True
+        return page[0][1].partition(b"\n")[2] == rows[0][1].encode()
 
     def _replace(self, publication: Publication, base: int, last: int) -> None:
         """Begin a log anew that is ahead of PostgreSQL."""

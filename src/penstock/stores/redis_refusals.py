@@ -122,8 +122,9 @@ def _outcome(status: str, text: str, stream_name: str) -> PenstockError:
                 f"The hot log of {stream_name} is written by another copy of this database "
                 f"({text}: cluster, database, timeline). Nothing was touched. A copy needs a Redis "
                 "or a redis_prefix of its own. A standby that took over is accepted once the "
-                "other is silent; a database that has replaced it for good, once the keys "
-                f"…:{{{stream_name}}}:log and …:meta are deleted: the log is filled again."
+                "other is silent; a database that has replaced it for good, once the key "
+                f"…:{{{stream_name}}}:meta is deleted. Leave …:log there: it shows which positions "
+                "were given out."
             )
         case "STALE":
             return HotLogTermOver(stream_name, int(text))
