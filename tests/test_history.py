@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
 
 from penstock.core.events import StreamEvent
 from penstock.core.options import ConsumerOptions, Start
@@ -26,7 +27,9 @@ from penstock.telemetry import signals
 from tests.archiving import archiver
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.failing import drive, effects, heard
+from tests.publishing import log_key
 from tests.services import Producer, Reader
+from tests.waiting import wait_until
 
 ARCHIVED = 30
 WARM = 10
@@ -57,8 +60,6 @@ class Archived(Workbench):
     def forget_hot_log(self) -> None:
         log = self.hot_log()
         if log.keeps_entries:
-            import redis
-
             with closing(redis.Redis.from_url(str(self.settings.redis_url))) as client:
                 client.xtrim("penstock:{orders}:log", maxlen=0, approximate=False)
         log.close()
@@ -329,6 +330,36 @@ def test_another_service_reads_the_archive_by_its_manifest_alone(
             reader.run(1, ARCHIVED + WARM)
             assert all(each == sorted(each) for each in reader.handled_by_key().values())
             assert told == []
+
+
+def test_a_hole_between_the_archive_and_the_hot_log_blocks_nobody(
+    database_url: str, redis_url: str, template_database: str, tmp_path: Path
+) -> None:
+    from tests.databases import new_database
+
+    with (
+        producing(database_url, redis_url, tmp_path) as producer,
+        new_database(database_url, template_database) as own_url,
+        closing(redis.Redis.from_url(redis_url, protocol=2)) as client,
+    ):
+        producer.published(ARCHIVED)
+        producer.archive(keep_from=ARCHIVED + 1)
+        producer.connection.execute("UPDATE events.stream SET timeline = '00000000'")
+        producer.published(1)
+        hole_last = producer.head() - 1
+        client.xtrim(log_key("orders"), minid=f"{hole_last}-0", approximate=False)
+        source = {
+            "redis_url": redis_url,
+            "mac_key": producer.mac_key,
+            "archive_url": str(tmp_path / "archive"),
+        }
+        with (
+            closing(Reader(own_url, None, **source)) as reader,
+            heard(signals.ConsumerBlocked) as blocked,
+            reader.working(),
+        ):
+            wait_until(lambda: len(reader.handled()) == ARCHIVED + 1, what="all is handled")
+            assert blocked == []
 
 
 def test_without_an_archive_no_cold_tier_is_opened(database_url: str) -> None:

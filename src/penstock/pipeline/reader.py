@@ -173,7 +173,7 @@ class TierReader:
                     return self._up_to(entries, after, record), MalformedEntry("a hole")
                 if position != expected:
                     # Until there, nobody need ask it again: it may be a long way.
-                    self._hot_from = position
+                    self._hot_from = record.first if isinstance(record, Hole) else position
                     raise MalformedEntry(f"the hot log goes on at {position}")
                 assert isinstance(record, Entry)
                 entries.append(record)
