@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import psycopg
@@ -14,6 +14,7 @@ import pytest
 from penstock.core.wire import body_of, decode_body
 from penstock.errors import RetryableError
 from penstock.pipeline.gate import Gate
+from penstock.runtime.heartbeat import LoopPulse
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
@@ -203,17 +204,17 @@ def test_whoever_wants_to_be_alone_waits_for_the_others_and_keeps_later_ones_out
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with gate.together():
+        with gate.together(nullcontext()):
             is_inside.set()
             may_leave.wait(SOON_SECONDS)
             order.append("first")
 
     def enter_alone() -> None:
-        with gate.alone():
+        with gate.alone(nullcontext()):
             order.append("alone")
 
     def come_later() -> None:
-        with gate.together():
+        with gate.together(nullcontext()):
             order.append("later")
 
     threads = [threading.Thread(target=run) for run in (stay, enter_alone, come_later)]
@@ -228,3 +229,24 @@ def test_whoever_wants_to_be_alone_waits_for_the_others_and_keeps_later_ones_out
     for thread in threads:
         thread.join(SOON_SECONDS)
     assert order == ["first", "alone", "later"]
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_a_lane_that_waits_for_the_handler_of_another_does_not_look_hung(
+    bench: Workbench, is_suspect: bool
+) -> None:
+    bench.send(1)
+    bench.publish()
+    lane, pulse = bench.consumer(handle), LoopPulse("lane")
+    lane._in_handler = pulse.excused
+    gate = lane._consuming.gate
+    if is_suspect:
+        crash(bench)
+    with gate.together(nullcontext()) if is_suspect else gate.alone(nullcontext()):
+        thread = threading.Thread(target=lane.step)
+        thread.start()
+        wait_until(lambda: pulse.is_well(hung_after_seconds=0.0), what="the lane is excused")
+        assert bench.settled() == []
+    thread.join(SOON_SECONDS)
+    assert bench.settled() == [(1, "handled")]
+    assert not pulse.is_well(hung_after_seconds=0.0)

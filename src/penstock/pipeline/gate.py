@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 
 class Gate:
     """Lets batches run side by side, and a suspect only when nothing else does.
 
-    If the process dies meanwhile, there is no doubt who did it.
+    If the process dies meanwhile, there is no doubt who did it. `excused` is entered by those who
+    wait, which takes as long as the handlers of others do.
     """
 
     def __init__(self) -> None:
@@ -20,9 +22,9 @@ class Gate:
         """Who is alone, or waits to be."""
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, excused: AbstractContextManager[Any]) -> Iterator[None]:
         """Run beside others."""
-        with self._changed:
+        with excused, self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._inside += 1
         try:
@@ -33,9 +35,9 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, excused: AbstractContextManager[Any]) -> Iterator[None]:
         """Run with nobody else inside."""
-        with self._changed:
+        with excused, self._changed:
             self._alone += 1
             self._changed.wait_for(lambda: not self._inside)
             self._inside += 1

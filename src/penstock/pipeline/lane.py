@@ -252,9 +252,9 @@ class Lane:
 
     def _settle_openable(self, batch: Batch, lease: Lease) -> Progress:
         if not batch.is_suspect:
-            with self._consuming.gate.together():
+            with self._consuming.gate.together(self._in_handler):
                 return self._try(batch, lease)
-        with self._consuming.gate.alone():
+        with self._consuming.gate.alone(self._in_handler):
             starts, are_too_many = self._suspicion.start(batch.entries[0])
             return self._judge(batch, lease, starts) if are_too_many else self._try(batch, lease)
 
