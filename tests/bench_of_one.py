@@ -126,7 +126,11 @@ class Workbench:
             ),
         )
         consumer = Consumer(
-            consuming, NoCrew(), self.hot_log, deployed_at=datetime(2020, 1, 1, tzinfo=UTC)
+            consuming,
+            NoCrew(),
+            self.hot_log,
+            deployed_at=datetime(2020, 1, 1, tzinfo=UTC),
+            excused=nullcontext(),
         )
         lane = consumer.lane_opener(0)(stop or threading.Event(), nullcontext())
         self._stages += [lane, consumer]

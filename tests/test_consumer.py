@@ -16,12 +16,16 @@ from sqlalchemy.orm import Session
 
 from penstock.core.events import Event, StreamEvent
 from penstock.errors import LeaseLost, RegistrationError, ServerUnavailable
+from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.context import Context
 from penstock.pipeline.sending import Sender
+from penstock.runtime.crew import Crew
+from penstock.runtime.heartbeat import LoopPulse
 from penstock.telemetry import signals
 from penstock.telemetry.bus import subscribe, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Cancelled, Placed
+from tests.waiting import SOON_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -656,3 +660,29 @@ def test_a_consumer_whose_next_events_are_in_no_tier_waits_and_says_so(
         progress = consumer.step()
         assert (progress.moved, bench.settled()) == (0, [])
         assert [signal.position for signal in blocked] == [1]
+
+
+def test_a_consumer_that_waits_for_its_handlers_to_end_does_not_look_hung(
+    bench: Workbench,
+) -> None:
+    """It ends with every broken connection, and begins again."""
+    is_called, may_end = threading.Event(), threading.Event()
+
+    def handle(event: Placed) -> None:
+        is_called.set()
+        may_end.wait(SOON_SECONDS)
+
+    bench.send(1)
+    bench.publish()
+    bench.consumer(handle)
+    consumer, pulse = bench._stages[-1], LoopPulse("consumer")
+    assert isinstance(consumer, Consumer)
+    consumer._crew, consumer._excused = Crew(), pulse.excused
+    consumer.step()
+    assert is_called.wait(SOON_SECONDS)
+    thread = threading.Thread(target=consumer.close)
+    thread.start()
+    wait_until(lambda: pulse.is_well(hung_after_seconds=0.0), what="it is excused")
+    may_end.set()
+    thread.join(SOON_SECONDS)
+    assert bench.settled() == [(1, "handled")]

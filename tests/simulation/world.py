@@ -184,6 +184,7 @@ class Worker:
             Crew(self),
             lambda: ModelHotLog(world.hot),
             deployed_at=self._deployed_at,
+            excused=nullcontext(),
         )
 
 

@@ -278,7 +278,9 @@ class Workers:
         )
         logs = self._hot_logs
         open_log = logs.own if source is None else partial(logs.of_source, source)
-        return Consumer(consuming, around.crew, open_log, deployed_at=around.deployed_at)
+        return Consumer(
+            consuming, around.crew, open_log, deployed_at=around.deployed_at, excused=in_handler
+        )
 
     def _seams(
         self, consumer: RegisteredConsumer, control: Callable[[], psycopg.Connection[Any]]

@@ -51,11 +51,13 @@ class Consumer:
         open_log: Callable[[], HotLog],
         *,
         deployed_at: datetime,
+        excused: AbstractContextManager[Any],
     ) -> None:
         self._consuming = consuming
         self._name = consuming.name
         self._crew = crew
         self._deployed_at = deployed_at
+        self._excused = excused
         self._lanes = Lanes(consuming.settings.schema)
         self._working: dict[int, str] = {}
         self._is_paused = False
@@ -108,7 +110,9 @@ class Consumer:
         # that fails, the books notice by themselves that this worker is gone.
         with suppress(psycopg.Error, ServerUnavailable):
             self._consuming.leases.leave(self._consuming.control(), self._name)
-        self._crew.wait(roles)
+        # They have handlers to finish, also where it is a broken connection that ends this one.
+        with self._excused:
+            self._crew.wait(roles)
         with suppress(psycopg.Error, ServerUnavailable):
             self._write_letters()
         if self._foreign is not None:
