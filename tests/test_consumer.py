@@ -416,6 +416,28 @@ def test_a_position_in_no_tier_blocks_and_is_never_skipped(
     assert [signal.position for signal in blocked] == [2]
 
 
+def test_a_position_that_is_missed_while_waiting_is_handled_when_it_is_back(
+    bench: Workbench, redis_url: str
+) -> None:
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(write_effect)
+    run_until_idle(consumer)
+    bench.send(2)
+    bench.publish()
+    with redis.Redis.from_url(redis_url) as client:
+        client.xdel(log_key(client), "2-0")
+    move = "UPDATE events.outbox_event SET stream_name = %s WHERE position = 2"
+    bench.connection.execute(move, ("elsewhere",))
+    consumer.wait(threading.Event())
+    bench.connection.execute(move, ("orders",))
+    with heard(signals.ConsumerBlocked) as blocked:
+        assert consumer.step().pause_seconds
+        run_until_idle(consumer)
+    assert [signal.position for signal in blocked] == [2]
+    assert effects(bench) == [1, 1, 2]
+
+
 def test_without_redis_postgresql_serves_the_reads(database_url: str) -> None:
     bench = Workbench(database_url, None)
     bench.connection.execute("CREATE TABLE effect (serial bigserial, n bigint)")

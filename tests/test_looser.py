@@ -231,6 +231,49 @@ def test_what_waited_is_not_taken_for_called_on_another_connection(bench: Workbe
     assert sorted(world.calls) == [1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_what_lies_between_a_completed_event_and_one_that_spoils_the_connection_is_called_once(
+    bench: Workbench, is_parked: bool
+) -> None:
+    """It is settled behind the completed one, on another connection."""
+    bench.send(12)  # 1, 4, 7 and 10 are of one key
+    bench.publish()
+    calls: list[int] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        calls.append(event.n)
+        if event.n == 1 and is_parked and calls.count(1) == 1:
+            raise ValueError("not yet")
+        if event.n == 4:
+            with context.complete() as session:
+                write(session, event.n)
+        if event.n == 10 and calls.count(10) == 1:
+            with context.complete() as session:
+                session.connection().invalidate()
+                raise LookupError
+
+    lane = bench.consumer(handler, retry=AT_ONCE, **AT_LEAST)
+    drive(lane, lambda: outcomes(bench) == {"handled": list(range(1, 13))})
+    twice = [1, 10] if is_parked else [10]
+    assert sorted(calls) == sorted([*range(1, 13), *twice])
+    assert effects(bench) == [4]
+
+
+def test_nothing_is_called_once_a_lease_could_not_be_renewed(bench: Workbench) -> None:
+    bench.send(1)
+    bench.publish()
+    world = World()
+    lane = bench.consumer(world.call, **AT_LEAST)
+    run_until_idle(lane)
+    bench.send(1)
+    bench.publish()
+    assert lane._lease is not None
+    lane._consuming.leases.forget(lane._lease, "it could not be renewed in time")
+    with pytest.raises(LeaseLost):
+        lane.step()
+    assert world.calls == [1]
+
+
 def test_complete_settles_what_came_before_it_too(bench: Workbench) -> None:
     bench.send(3)
     bench.publish()
