@@ -700,6 +700,31 @@ def test_an_event_that_is_taken_away_while_its_handler_runs_completes_nothing(
     assert outcomes(bench) == {"handled": [2, 3], outcome: [1, 4]}
 
 
+def test_an_event_that_is_discarded_while_its_last_attempt_fails_stays_discarded(
+    bench: Workbench,
+) -> None:
+    bench.send(1)
+    bench.publish()
+    calls: list[int] = []
+    redrive, discard = (
+        Operation(bench.connection, kind, {}, consumer=None, by="me", reason="")
+        for kind in ("redrive", "discard")
+    )
+
+    def handler(event: Placed) -> None:
+        calls.append(event.n)
+        if len(calls) == 2:
+            assert discard.discard(bench.rows("SELECT id FROM events.dead_letter")) == 1
+        raise FatalError("not today")
+
+    lane = bench.consumer(handler, **AT_LEAST)
+    run_until_idle(lane)
+    assert redrive.move(bench.rows("SELECT id FROM events.dead_letter")) == 1
+    look_now(lane)
+    drive(lane, lambda: len(calls) == 2)
+    assert (bench.rows(LETTERS), outcomes(bench)) == ([], {"discarded": [1]})
+
+
 def test_a_parked_event_that_was_taken_away_is_not_called(bench: Workbench) -> None:
     bench.send(1)
     bench.publish()

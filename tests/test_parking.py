@@ -119,6 +119,30 @@ def test_the_first_of_a_key_is_tried_again_alone_and_its_successors_never_before
     assert [n for n in effects(bench) if n in {2, 5, 8}] == [2, 5, 8]
 
 
+def test_what_a_batch_does_not_come_to_is_neither_parked_nor_taken_for_handled(
+    bench: Workbench,
+) -> None:
+    bench.send(3)
+    bench.publish()
+    moody = Moody(2)
+    lane = bench.consumer(moody.on_session, retry=LATER, batch_seconds=1e-9)
+    run_until_idle(lane)
+    bench.send(6)  # positions 5 and 8 are of the key that waits behind 2
+    bench.publish()
+    lane.step()
+    assert (bench.checkpoint(), parked(bench)) == (5, [2, 5])
+    run_until_idle(lane)
+    assert parked(bench) == [2, 5, 8]
+    moody.bad.clear()
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 2"
+    )
+    look_now(lane)
+    drive(lane, lambda: not parked(bench))
+    assert effects(bench) == [1, 3, 1, 3, 4, 6, 2, 2, 5]
+    assert outcomes(bench) == {"handled": list(range(1, 10))}
+
+
 def test_a_handler_decides_how_long_to_wait(bench: Workbench) -> None:
     bench.send(1)
     bench.publish()
