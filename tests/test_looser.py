@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -32,6 +32,7 @@ from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
 from tests.failing import AT_ONCE, LATER, drive, effects, heard, look_now, outcomes, parked
+from tests.proxy import Proxy
 from tests.test_seams import working
 from tests.waiting import wait_until
 
@@ -434,6 +435,35 @@ def test_at_most_once_a_failure_is_a_dead_letter_though_all_connections_break_be
         assert world.calls == list(range(1, 11))
         assert [type(sign) for sign in signs[:3]] == [signals.EventFailed] * 3
     pipeline.engine.dispose()
+
+
+@pytest.mark.parametrize("shape", ["call", "call_async"])
+def test_at_most_once_a_failure_is_a_dead_letter_though_the_server_is_away_meanwhile(
+    database_url: str, shape: str
+) -> None:
+    world = World(2)
+    call = getattr(world, shape)
+    with Proxy.to(database_url) as proxy, psycopg.connect(database_url, autocommit=True) as look:
+        pipeline = Pipeline("shop", database_url=proxy.url(database_url), redis_url=None)
+        goes_away = ExitStack()
+
+        def count(event: Placed) -> Any:
+            goes_away.enter_context(proxy.refusing())
+            return call(event)
+
+        async def count_async(event: Placed) -> None:
+            await count(event)
+
+        handler = count_async if shape == "call_async" else count
+        pipeline.consumer("orders", name="count", start="earliest", **AT_MOST)(handler)
+        pipeline.send_now("orders", Placed(n=2))
+        with heard(signals.ServerLost) as lost, working(pipeline, "publisher", "consumer:count"):
+            is_lane = "consumer:shop.count"
+            wait_until(lambda: any(is_lane in sign.worker for sign in lost), what="the lane waits")
+            goes_away.close()
+            wait_until(lambda: bool(look.execute(LETTERS).fetchall()), what="the letter is written")
+        assert world.calls == [2]
+        pipeline.engine.dispose()
 
 
 def test_at_most_once_a_failure_is_a_dead_letter_also_where_the_lease_is_lost(

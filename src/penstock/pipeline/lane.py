@@ -259,6 +259,8 @@ class Lane:
             return self._judge(batch, lease, starts) if are_too_many else self._try(batch, lease)
 
     def _try(self, batch: Batch, lease: Lease) -> Progress:
+        # Before anything counts: a server that accepts no connection is no event's doing.
+        self._workplace.renew()
         try:
             with self._in_handler:
                 settled = self._workplace.run(batch, lease)

@@ -19,7 +19,6 @@ from penstock.pipeline.handling import current_handling
 from penstock.pipeline.resources import require_open
 from penstock.pipeline.timer_signature import Part, TimerPlan
 from penstock.stores.async_worker_connection import enter_loop, leave_loop
-from penstock.stores.postgres import refusal_in
 from penstock.stores.timer_inbox import TimerInbox
 from penstock.stores.worker_connection import WorkerConnection, raise_if_read_only
 
@@ -190,15 +189,7 @@ class ExactlyOnceCalls:
     def _opened(self) -> WorkerConnection:
         if self._worker is None or self._worker.is_lost or self._worker.is_spoiled:
             self.close()
-            try:
-                self._worker = self._seams.open_worker()
-            except Exception as error:
-                # No handler was called yet: that is no attempt.
-                if (refusal := refusal_in(error)) is None:
-                    raise
-                raise ServerUnavailable(
-                    f"PostgreSQL accepts no connection of {self._consumer}: {refusal}"
-                ) from error
+            self._worker = self._seams.open_worker()
         return self._worker
 
     def interrupt(self) -> None:

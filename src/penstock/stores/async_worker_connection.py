@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncSession,
@@ -25,7 +26,7 @@ from sqlalchemy.util import await_only
 from penstock.core.handlers import require_done
 from penstock.errors import HandlerQuit
 from penstock.stores.guard import GuardedAsyncConnection, guard_session, require_first
-from penstock.stores.postgres import accustom, connect_arguments, conninfo, unreachable
+from penstock.stores.postgres import accustom, connect_arguments, conninfo, raise_refusal
 from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
 
 T = TypeVar("T")
@@ -105,8 +106,8 @@ class AsyncWorkerConnection:
             self._sqlalchemy: AsyncConnection = self._on_loop(self._open(url, application_name))
         except BaseException as error:
             _shared_loop.leave()
-            if isinstance(error, psycopg.OperationalError):
-                raise unreachable(url, error) from error
+            if isinstance(error, DBAPIError):
+                raise_refusal(url, error)
             raise
         self.guard = self._driver.guard
         self._first_row: tuple[Any, ...] | None = None

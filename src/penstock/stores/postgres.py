@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psycopg
 from psycopg import pq
@@ -14,6 +14,7 @@ from penstock.stores.queries import Queries
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
+    from sqlalchemy.exc import DBAPIError
 
 VERSION_MIN = 140000
 _ESCAPE = (
@@ -172,10 +173,11 @@ def unreachable(url: str, error: Exception) -> ServerUnavailable:
     )
 
 
-def refusal_in(error: BaseException) -> psycopg.OperationalError | None:
-    """Why a connection did not come about, also where SQLAlchemy was to open it and wraps that."""
-    cause = getattr(error, "orig", None) or error
-    return cause if isinstance(cause, psycopg.OperationalError) else None
+def raise_refusal(url: str, error: DBAPIError) -> NoReturn:
+    """Say why SQLAlchemy got no connection: it wraps what psycopg says. For a bug of ours, that."""
+    if isinstance(error.orig, psycopg.OperationalError):
+        raise unreachable(url, error.orig) from error
+    raise error
 
 
 NO_ANSWER = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -34,8 +35,8 @@ from penstock.stores.postgres import (
     accustom,
     connect_arguments,
     conninfo,
+    raise_refusal,
     state_of,
-    unreachable,
 )
 from penstock.stores.queries import Queries
 
@@ -122,8 +123,8 @@ class SyncWorkerConnection:
         engine = create_engine(SYNC_DIALECT, creator=create, poolclass=NullPool)
         try:
             self._sqlalchemy: Connection = engine.connect()
-        except psycopg.OperationalError as error:
-            raise unreachable(url, error) from error
+        except DBAPIError as error:
+            raise_refusal(url, error)
         self._driver = driver = made[0]
         self._direct = Direct(driver)
         self._pipeline: PatientPipeline | None = None
