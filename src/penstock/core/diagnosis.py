@@ -87,8 +87,9 @@ def judge_parameters(parameters: Mapping[str, str]) -> Iterator[Finding]:
     if isolation != "read committed":
         yield warning(
             "isolation",
-            f"transactions are {isolation} by default: workers meet serialisation failures",
-            "ALTER ROLE … RESET default_transaction_isolation for the role of the workers",
+            f"transactions are {isolation} by default, and those of handlers are read committed",
+            "lock what a handler decides by (SELECT … FOR UPDATE); if workers go through a pooler, "
+            "also ALTER ROLE … RESET default_transaction_isolation for their role",
         )
     yield from _time_limits(parameters)
 

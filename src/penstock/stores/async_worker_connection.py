@@ -26,7 +26,13 @@ from sqlalchemy.util import await_only
 from penstock.core.handlers import require_done
 from penstock.errors import HandlerQuit
 from penstock.stores.guard import GuardedAsyncConnection, guard_session, require_first
-from penstock.stores.postgres import accustom, connect_arguments, conninfo, raise_refusal
+from penstock.stores.postgres import (
+    ISOLATION,
+    accustom,
+    connect_arguments,
+    conninfo,
+    raise_refusal,
+)
 from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
 
 T = TypeVar("T")
@@ -121,7 +127,8 @@ class AsyncWorkerConnection:
             require_first(made)
             made.append(await GuardedAsyncConnection.connect(conninfo(url), **arguments))
             # It asks the server, which may keep silent: the loop goes on meanwhile.
-            await asyncio.to_thread(accustom, made[0])
+            await asyncio.to_thread(accustom, made[0], relies_on_locks=True)
+            await made[0].set_isolation_level(ISOLATION)
             return made[0]
 
         engine = create_async_engine(ASYNC_DIALECT, async_creator=create, poolclass=NullPool)

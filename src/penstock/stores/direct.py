@@ -19,7 +19,8 @@ from psycopg.adapt import Transformer
 from psycopg.errors import PipelineAborted, error_from_result
 from psycopg.pq.abc import PGresult
 
-BEGIN = "BEGIN"
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+"""Whatever the role is set to: else a renewal of its lease would refuse the batch in hand."""
 COMMIT = "COMMIT"
 Value = str | int | None
 Row = tuple[Any, ...]

@@ -22,6 +22,9 @@ _ESCAPE = (
     "%3A for :, %23 for #, %3F for ?, %25 for %, %20 for a space."
 )
 STAGE_LOCK_SECONDS = 5.0
+ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
+"""Of all transactions that Penstock begins, also behind a pooler: locks decide, and an older
+snapshot would not see what was committed while one was waited for."""
 # A server that vanished without a word is noticed within these limits instead of hours.
 _LIVENESS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -89,17 +92,25 @@ def connect_arguments(application_name: str) -> dict[str, Any]:
     }
 
 
-def accustom(connection: psycopg.BaseConnection[Any]) -> None:
+def accustom(connection: psycopg.BaseConnection[Any], *, relies_on_locks: bool = False) -> None:
     """Have a new connection of Penstock's own speak as psycopg reads: no role's DateStyle.
 
     And prepare nothing where a pooler may let another backend answer, which knows nothing of it.
+    With `relies_on_locks`, have whoever has waited for one see what was committed meanwhile,
+    whatever isolation the role is set to. Behind a pooler the next client would inherit that.
     """
     if is_pooled(connection):
         connection.prepare_threshold = None
+    elif relies_on_locks:
+        _set(connection, b"SET default_transaction_isolation = 'read committed'")
     if not (connection.pgconn.parameter_status(b"DateStyle") or b"ISO").startswith(b"ISO"):
-        # Past the connection's own ways: outside of any transaction, which could take it back.
-        answer = connection.pgconn.exec_(b"SET DateStyle = 'ISO'")
-        assert answer.status == pq.ExecStatus.COMMAND_OK
+        _set(connection, b"SET DateStyle = 'ISO'")
+
+
+def _set(connection: psycopg.BaseConnection[Any], statement: bytes) -> None:
+    # Past the connection's own ways: outside of any transaction, which could take it back.
+    answer = connection.pgconn.exec_(statement)
+    assert answer.status == pq.ExecStatus.COMMAND_OK
 
 
 def is_pooled(connection: psycopg.BaseConnection[Any]) -> bool:
@@ -120,7 +131,8 @@ def connect(
         )
     except psycopg.OperationalError as error:
         raise unreachable(url, error) from error
-    accustom(connection)
+    accustom(connection, relies_on_locks=True)
+    connection.isolation_level = ISOLATION
     if connection.info.server_version < VERSION_MIN:
         version = connection.info.server_version // 10000
         connection.close()

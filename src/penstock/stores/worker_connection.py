@@ -117,7 +117,7 @@ class SyncWorkerConnection:
         def create() -> GuardedConnection:
             require_first(made)
             made.append(GuardedConnection.connect(conninfo(url), **arguments))
-            accustom(made[0])
+            accustom(made[0], relies_on_locks=True)
             return made[0]
 
         engine = create_engine(SYNC_DIALECT, creator=create, poolclass=NullPool)
