@@ -385,6 +385,21 @@ def test_an_error_inside_the_application_keeps_its_traceback(penstock: Penstock)
 # ── send and status ────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    "command", [("verify",), ("status", "--check"), ("schema", "check"), ("migrate", "--check")]
+)
+def test_an_application_that_ends_the_program_is_no_yes(
+    penstock: Penstock, command: tuple[str, ...]
+) -> None:
+    broken = penstock.folder / "broken.py"
+    for ending in ("sys.exit()", "sys.exit(0)"):
+        broken.write_text(f"import sys\n{ending}\n")
+        said = penstock("--app", "broken:pipeline", *command, code=2)
+        assert "ended the program" in said.stderr
+    broken.write_text("import sys\nsys.exit(42)\n")
+    penstock("--app", "broken:pipeline", *command, code=42)
+
+
 def test_send_prints_the_id_of_what_is_in_the_outbox(penstock: Penstock, database_url: str) -> None:
     arguments = ("--stream", "orders", "--event-type", "placed", "--key", "k", "--version", "2")
     sent = penstock("send", *arguments, "--payload", '{"cents": 990}').stdout

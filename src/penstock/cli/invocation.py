@@ -117,3 +117,12 @@ def _import_module(name: str, folder: str, option: str) -> Any:
         if name.startswith("."):
             raise UsageError(f"{option} {name!r} is no module name. {ADVICE}") from None
         raise
+    except SystemExit as ended:
+        if ended.code:
+            # It says by itself that it failed, or a signal ends the command.
+            raise
+        # Exit 0 and not a word: a gate or a probe would take that for a yes.
+        raise UsageError(
+            f"{option} {name} ended the program while it was imported, by exit(). Nothing was "
+            'done; put what it does as a program under `if __name__ == "__main__":`.'
+        ) from None
