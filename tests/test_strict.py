@@ -77,6 +77,15 @@ def test_a_lambda_s_name_is_no_identity() -> None:
     assert "its name may hold" in refusal(lambda _: None, name=None, strict=False)
 
 
+@pytest.mark.parametrize(
+    "name", [None, 5, b"shop", "", " shop", "team/shop", "shop@2", "team.shop", "sh\0p", "x" * 101]
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_pipeline_s_name_is_a_part_of_an_identity(name: Any, strict: bool) -> None:
+    with pytest.raises(RegistrationError, match="may hold letters, digits, '_' and '-'"):
+        Pipeline(name, strict=strict)
+
+
 def test_a_consumer_without_a_stream_says_how_it_is_written() -> None:
     consumer: Any = Pipeline("shop").consumer
     for stream in (plain, None, ""):

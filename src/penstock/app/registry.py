@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.contract_schema import contract_of
 from penstock.core.contracts import Promise, known_classes
 from penstock.core.events import Event, RawEvent
-from penstock.core.options import ConsumerOptions, Guarantee, Start
+from penstock.core.options import ConsumerOptions, Guarantee, Start, require_pipeline_name
 from penstock.core.outgoing import UNSET, Unset
 from penstock.core.replays import Replay
 from penstock.core.require import require
@@ -59,6 +59,7 @@ class Registry:
     """Streams and consumers of one pipeline."""
 
     def __init__(self, pipeline_name: str, *, strict: bool) -> None:
+        require_pipeline_name(pipeline_name)
         self._pipeline_name = pipeline_name
         self._strict = strict
         self._streams: dict[str, Stream] = {}

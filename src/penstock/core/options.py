@@ -15,6 +15,8 @@ from penstock.core.retry import DEFAULT_RETRY, Retry
 from penstock.errors import RegistrationError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+# Without dots: pipeline a with consumer b.c, and pipeline a.b with consumer c, would be one.
+_PIPELINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 LANES_MAX = 1024
 POSITION_MAX = 2**63 - 1
 Start = Literal["earliest", "latest"] | int | datetime
@@ -163,6 +165,17 @@ class ConsumerOptions:
 
     def _require(self, claim: bool, why: str) -> None:
         require(claim, f"Consumer {self.name!r} cannot be registered: {why}.", RegistrationError)
+
+
+def require_pipeline_name(name: object) -> None:
+    """Refuse what could not begin the names of consumers, from which roles and replays are made."""
+    require(
+        isinstance(name, str) and _PIPELINE_NAME.fullmatch(name) is not None,
+        f"Pipeline({name!r}) cannot be used: its name is a part of its consumers' identity for "
+        "ever, and may hold letters, digits, '_' and '-', at most 100 of them. Write "
+        'Pipeline("shop").',
+        RegistrationError,
+    )
 
 
 def _is_name(value: object) -> bool:
