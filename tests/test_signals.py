@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from functools import partial
+from typing import Any
 
+import pytest
+
+from penstock import Pipeline
+from penstock.errors import RegistrationError
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted, subscribe, subscribe_to_all, unsubscribe
 from penstock.telemetry.signals import Level, Signal
@@ -52,3 +58,28 @@ def test_a_subscriber_that_raises_stops_nobody() -> None:
         unsubscribe(broken)
         unsubscribe(heard.append)
     assert len(heard) == 1
+
+
+async def awaiting(_signal: Signal) -> None: ...
+def yielding(_signal: Signal) -> Any:
+    yield
+
+
+class Awaiting:
+    async def __call__(self, _signal: Signal) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", ["EventBuried", signals, Signal, int, awaiting, None])
+def test_an_application_cannot_wait_for_what_never_comes(wrong: Any) -> None:
+    with pytest.raises(RegistrationError, match=r"Write @pipeline\.on\(EventBuried\)"):
+        Pipeline("shop").on(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [awaiting, Awaiting(), Awaiting().__call__, partial(awaiting), yielding, None, 5]
+)
+def test_an_application_cannot_be_told_by_what_nobody_runs(wrong: Any) -> None:
+    pipeline = Pipeline("shop")
+    for register in (pipeline.on(signals.EventBuried), pipeline.on_dead_letter):
+        with pytest.raises(RegistrationError, match="cannot subscribe: "):
+            register(wrong)

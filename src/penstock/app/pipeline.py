@@ -55,7 +55,7 @@ from penstock.stores.postgres import connect, connect_arguments, sqlalchemy_url
 from penstock.stores.queries import DEFAULT_SCHEMA
 from penstock.stores.stream_keys import StreamKeys
 from penstock.telemetry import tracing
-from penstock.telemetry.bus import subscribe
+from penstock.telemetry.bus import require_signal, require_subscriber, subscribe
 from penstock.telemetry.signals import EventBuried, KeyBacklogged, KeyHeld, Signal
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -229,8 +229,10 @@ class Pipeline(TimerHandlers, TimerSurface):
         self, signal_type: type[SignalT]
     ) -> Callable[[Callable[[SignalT], None]], Callable[[SignalT], None]]:
         """Subscribe a function to a signal."""
+        require_signal(signal_type)
 
         def register(subscriber: Callable[[SignalT], None]) -> Callable[[SignalT], None]:
+            require_subscriber(subscriber)
             subscribe(signal_type, subscriber)
             return subscriber
 
@@ -245,6 +247,7 @@ class Pipeline(TimerHandlers, TimerSurface):
         called in the worker, after the commit. Set dead_letter_stream to have events instead,
         sent in that very transaction.
         """
+        require_subscriber(told)
 
         def tell_own(signal: Any) -> None:
             if signal.consumer.startswith(f"{self.name}."):

@@ -6,6 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.core.effects import is_async
+from penstock.core.handlers import why_no_handler
+from penstock.core.require import require
+from penstock.errors import RegistrationError
 from penstock.telemetry.signals import Signal
 
 SignalT = TypeVar("SignalT", bound=Signal)
@@ -14,6 +18,30 @@ Subscriber = Callable[[Any], None]
 _logger = logging.getLogger("penstock")
 _by_type: dict[type[Signal], list[Subscriber]] = {}
 _to_all: list[Subscriber] = []
+_EXAMPLE = "Write @pipeline.on(EventBuried) above def alarm(signal: EventBuried) -> None."
+
+
+def require_signal(signal_type: object) -> None:
+    """Raise RegistrationError for what is never emitted: whoever waits for it hears nothing."""
+    known = getattr(signal_type, "__name__", "")
+    require(
+        isinstance(signal_type, type) and Signal.registry.get(known) is signal_type,
+        f"Nobody can subscribe to {signal_type!r}: it is none of the signals of docs/SIGNALS.md. "
+        f"{_EXAMPLE}",
+        RegistrationError,
+    )
+
+
+def require_subscriber(subscriber: object) -> None:
+    """Raise RegistrationError for what would do nothing when it is called."""
+    why = why_no_handler(subscriber)
+    if why is None and is_async(subscriber):
+        why = "it is async, and nobody would await it"
+    require(
+        why is None,
+        f"{getattr(subscriber, '__name__', subscriber)} cannot subscribe: {why}. {_EXAMPLE}",
+        RegistrationError,
+    )
 
 
 def emit(signal: Signal) -> None:
