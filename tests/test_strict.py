@@ -88,9 +88,42 @@ def test_a_pipeline_s_name_is_a_part_of_an_identity(name: Any, strict: bool) -> 
 
 def test_a_consumer_without_a_stream_says_how_it_is_written() -> None:
     consumer: Any = Pipeline("shop").consumer
-    for stream in (plain, None, ""):
+    # Nobody could send to the last ones, so their consumer would wait for ever.
+    for stream in (plain, None, "", "orders ", "my orders", "x" * 201):
         with pytest.raises(RegistrationError, match=r'Write @pipeline\.consumer\("orders", name='):
             consumer(stream)
+
+
+# ── the streams ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", [None, Placed, "", "orders ", "my orders", "x" * 201])
+def test_a_stream_is_declared_with_a_name_that_can_be_sent_to(name: Any) -> None:
+    with pytest.raises(RegistrationError, match="cannot name a stream"):
+        Pipeline("shop").stream(name)
+
+
+@pytest.mark.parametrize("event", ["orders.placed", Placed(order_id=1), Event, int, [Placed]])
+def test_a_stream_carries_event_classes(event: Any) -> None:
+    with pytest.raises(RegistrationError, match="is no event class"):
+        Pipeline("shop").stream("orders", event)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_second_declaration_does_not_take_the_place_of_the_first(strict: bool) -> None:
+    pipeline = Pipeline("shop", strict=strict)
+    declared = pipeline.stream("orders", Placed)
+    assert pipeline.stream("orders", Placed) == declared
+    for other in ((Counted,), (Placed, Counted), ()):
+        with pytest.raises(RegistrationError, match="is written twice"):
+            pipeline.stream("orders", *other)
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, True, 0, -1])
+def test_a_version_is_a_positive_integer(version: Any) -> None:
+    with pytest.raises(RegistrationError, match="must be a positive integer"):
+
+        class Versioned(Event, type="strict.versioned", version=version): ...
 
 
 # ── the guarantee ──────────────────────────────────────────────────────────────────────────────

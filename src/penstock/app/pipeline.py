@@ -18,8 +18,9 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import sessionmaker
 
-from penstock.app.registry import RegisteredConsumer, Registry, Stream, require_stream_name
+from penstock.app.registry import RegisteredConsumer, Registry
 from penstock.app.sources import REDIS_PREFIX, checked_source
+from penstock.app.streams import Stream, require_stream_name
 from penstock.app.timer_handlers import TimerHandlers
 from penstock.app.timer_queue import TimerQueue, timer_queue
 from penstock.app.timer_surface import TimerSurface

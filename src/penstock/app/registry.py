@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.app.streams import Stream
 from penstock.core.contract_schema import contract_of
 from penstock.core.contracts import Promise, known_classes
 from penstock.core.events import Event, RawEvent
@@ -23,14 +24,6 @@ from penstock.errors import RegistrationError, UsageError
 from penstock.pipeline.signature import HandlerPlan, View
 
 _LENT = {View.SESSION: "session", View.CONNECTION: "connection", View.CURSOR: "cursor"}
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A declared stream and the events that it carries; none named: any."""
-
-    name: str
-    events: tuple[type[Event], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +159,16 @@ class Registry:
 
     def declare(self, name: str, events: tuple[type[Event], ...]) -> Stream:
         """Declare a stream; once one is declared, strict mode refuses all others."""
+        stream = Stream(name, events)
         require(name not in self._sources, _both(name), RegistrationError)
         for event in events:
             self._require_version(event)
-        stream = self._streams[name] = Stream(name, events)
+        require(
+            self._streams.setdefault(name, stream) == stream,
+            f"pipeline.stream({name!r}, …) is written twice, and the events of one of them would "
+            "be refused. Name all events of a stream in one place.",
+            RegistrationError,
+        )
         return stream
 
     def name_of(self, function: Any, stream_name: str) -> str:
@@ -283,16 +282,6 @@ class Registry:
             f'class {event.__name__}(Event, type="{event.__event_type__}", version=1).',
             RegistrationError,
         )
-
-
-def require_stream_name(stream: object) -> None:
-    """Refuse anything but a name; a bare `@pipeline.consumer` hands over its function."""
-    require(
-        isinstance(stream, str) and bool(stream),
-        f"A consumer names its stream; {getattr(stream, '__name__', stream)!r} is no name. Write "
-        '@pipeline.consumer("orders", name="bill_order").',
-        RegistrationError,
-    )
 
 
 def _both(name: str) -> str:

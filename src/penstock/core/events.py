@@ -58,7 +58,7 @@ class Event(BaseModel):
         cls.__event_version__ = version
         cls.__event_key__ = key
         require(
-            version is None or version > 0,
+            version is None or _is_version(version),
             f"{cls.__name__}: version={version!r} must be a positive integer",
             RegistrationError,
         )
@@ -86,6 +86,10 @@ class Event(BaseModel):
             return function
 
         return register
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _decoration(member: object) -> object:
