@@ -119,6 +119,33 @@ def test_the_first_of_a_key_is_tried_again_alone_and_its_successors_never_before
     assert [n for n in effects(bench) if n in {2, 5, 8}] == [2, 5, 8]
 
 
+def test_each_failed_event_is_tried_again_by_itself_with_its_own_attempts(
+    bench: Workbench,
+) -> None:
+    bench.send(2)
+    bench.publish()
+    attempts: list[tuple[int, int]] = []
+
+    def handler(event: Placed, context: Context) -> None:
+        attempts.append((event.n, context.attempt))
+        if context.attempt < 3:
+            raise ValueError("not yet")
+
+    lane = bench.consumer(handler, retry=LATER)
+    run_until_idle(lane)
+    for due in ((1,), (1, 2), (2,)):
+        bench.connection.execute(
+            "UPDATE events.parked_event SET next_attempt_at = clock_timestamp()"
+            " WHERE position = ANY(%s)",
+            (list(due),),
+        )
+        look_now(lane)
+        run_until_idle(lane)
+    # Its first attempt is in a batch with others, and then by itself.
+    assert sorted(set(attempts)) == [(n, attempt) for n in (1, 2) for attempt in (1, 2, 3)]
+    assert outcomes(bench) == {"handled": [1, 2]}
+
+
 def test_what_a_batch_does_not_come_to_is_neither_parked_nor_taken_for_handled(
     bench: Workbench,
 ) -> None:

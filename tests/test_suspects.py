@@ -18,6 +18,7 @@ from penstock.runtime.heartbeat import LoopPulse
 from penstock.telemetry import signals
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
+from tests.failing import drive
 from tests.publishing import told
 from tests.waiting import SOON_SECONDS, wait_until
 
@@ -77,6 +78,38 @@ def test_after_a_crash_a_batch_is_handled_one_by_one_and_then_together_again(
     with told(signals.BatchCommitted) as committed:
         run_until_idle(consumer)
     assert [signal.handled for signal in committed] == [1, 1, 1, 3, 3]
+    assert suspects(bench) == []
+
+
+def test_after_a_crash_parked_events_are_started_on_record_and_then_together_again(
+    bench: Workbench,
+) -> None:
+    on_record: dict[int, bool] = {}
+
+    def fail(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+        if event.n == 1:
+            raise RetryableError("not today", after_seconds=0.001)
+        handle(event, cursor)
+
+    def look(event: Placed, cursor: psycopg.Cursor[Any]) -> None:
+        on_record[event.n] = (event.n, 1) in suspects(bench)
+        handle(event, cursor)
+
+    bench.send(19)  # 1, 4, 7 … are of one key
+    bench.publish()
+    consumer = bench.consumer(fail)
+    consumer.step()
+    while bench.checkpoint() < 19:
+        consumer.step()
+    consumer.close()
+    crash(bench)
+    consumer = bench.consumer(look, batch_size=3)
+    with told(signals.ParkedHandled) as handled:
+        drive(consumer, lambda: len(on_record) == 7)
+        run_until_idle(consumer)
+    found = [(signal.first, signal.last) for signal in handled]
+    assert found == [(1, 1), (4, 4), (7, 7), (10, 10), (13, 19)]
+    assert on_record == {n: n <= 10 for n in range(1, 20, 3)}
     assert suspects(bench) == []
 
 
