@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -153,6 +153,20 @@ def test_a_server_that_does_not_answer_is_unavailable(
         process.once(bench.event, "receipt", outside)
     assert outside.calls == 0
     assert process.once(bench.event, "receipt", outside) == "sent"
+
+
+def test_a_server_that_ends_what_takes_long_is_unavailable_too(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        if connection.info.server_version < 170000:
+            pytest.skip("PostgreSQL 17 is the first to have transaction_timeout")
+    limited = f"{database_url}?options=-c%20transaction_timeout%3D50ms"
+    outside = Outside("sent")
+    with closing(EffectBench(limited)) as bench:
+        process = bench.process()
+        with locked_out(database_url), pytest.raises(ServerUnavailable, match="did not answer"):
+            process.once(bench.event, "receipt", outside)
+        assert outside.calls == 0
+        assert process.once(bench.event, "receipt", outside) == "sent"
 
 
 def test_what_is_kept_has_a_limit(bench: EffectBench) -> None:

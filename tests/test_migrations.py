@@ -181,6 +181,13 @@ def test_locks_and_limits_that_end_a_command_are_told_in_words(database_url: str
             assert str(raised.value) in str(told)
 
 
+@pytest.mark.parametrize("state", ["25P03", "25P04", "57P05"])
+def test_a_time_limit_that_ends_the_connection_is_told_in_words(state: str) -> None:
+    told = trouble_in_words(psycopg.errors.lookup(state)("terminating connection due to a timeout"))
+    assert isinstance(told, ServerUnavailable)
+    assert "broke: terminating connection" in str(told)
+
+
 def test_a_deadlock_is_told_in_words(database_url: str) -> None:
     with psycopg.connect(database_url) as first, psycopg.connect(database_url) as second:
         for number, connection in enumerate((first, second)):

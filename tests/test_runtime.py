@@ -118,7 +118,9 @@ def test_a_stage_that_works_and_cannot_wait_is_not_opened_twenty_times_a_second(
     assert time.monotonic() - began > 0.05 + 0.1 + 0.2 + 0.4
 
 
-@pytest.mark.parametrize("name", ["25006", "53100", "53200", "53300", "57P01", "58030"])
+@pytest.mark.parametrize(
+    "name", ["25006", "25P03", "25P04", "53100", "53200", "53300", "57P01", "58030"]
+)
 def test_a_server_that_is_not_well_is_waited_for(name: str, heard: list[Any]) -> None:
     error = psycopg.errors.lookup(name)
     run(error("not now"), DBAPIError("SELECT 1", None, error("not now")), Progress(1))

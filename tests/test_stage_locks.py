@@ -20,11 +20,29 @@ from tests.failing import heard
 from tests.waiting import wait_until
 
 
+@pytest.fixture(params=["lock_timeout", "transaction_timeout"])
+def limit(request: pytest.FixtureRequest, database_url: str) -> str:
+    """What of the server's ends the wait; the second ends the connection as well."""
+    with psycopg.connect(database_url) as connection:
+        if request.param == "transaction_timeout" and connection.info.server_version < 170000:
+            pytest.skip("PostgreSQL 17 is the first to have it")
+    return str(request.param)
+
+
 @pytest.fixture
-def pipeline(database_url: str, redis_url: str, tmp_path: Path) -> Pipeline:
-    pipeline = Pipeline(
-        "shop", database_url=database_url, redis_url=redis_url, archive_url=str(tmp_path)
-    )
+def pipeline(
+    database_url: str,
+    redis_url: str,
+    tmp_path: Path,
+    limit: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Pipeline:
+    url = database_url
+    if limit == "lock_timeout":
+        monkeypatch.setattr(postgres, "STAGE_LOCK_SECONDS", 0.05)
+    else:
+        url += "?options=-c%20transaction_timeout%3D50ms"
+    pipeline = Pipeline("shop", database_url=url, redis_url=redis_url, archive_url=str(tmp_path))
 
     @pipeline.consumer("orders", name="bill")
     def bill(event: StreamEvent[Any]) -> None: ...
@@ -51,9 +69,8 @@ def locked(database_url: str, table: str) -> Iterator[psycopg.Connection[Any]]:
     ],
 )
 def test_a_table_that_is_locked_for_long_is_waited_for_a_moment_at_a_time(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, role: str, table: str
+    pipeline: Pipeline, database_url: str, limit: str, role: str, table: str
 ) -> None:
-    monkeypatch.setattr(postgres, "STAGE_LOCK_SECONDS", 0.05)
     stop, workers = threading.Event(), pipeline._workers()
     with (
         closing(LeaseKeeper(pipeline.settings)) as keeper,
@@ -62,11 +79,11 @@ def test_a_table_that_is_locked_for_long_is_waited_for_a_moment_at_a_time(
         loop = Loop(role, lambda: workers.open_stage(role, keeper), stop)
         thread = threading.Thread(target=loop.run)
         try:
-            with locked(pipeline.settings.database_url, table):
+            with locked(database_url, table):
                 thread.start()
                 wait_until(lambda: len(told) == 1, what="the stage gives up for now")
             wait_until(lambda: len(told) == 2, what="the stage goes on")
         finally:
             stop.set()
             thread.join()
-    assert "lock timeout" in told[0].error
+    assert limit.replace("_", " ") in told[0].error

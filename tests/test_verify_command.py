@@ -148,6 +148,19 @@ def test_no_answer_is_another_code_than_no(penstock: Penstock, books: Bookkeeper
     assert "cannot be reached" in tier["remark"]
 
 
+def test_an_answer_that_a_time_limit_cuts_short_is_no_answer(
+    penstock: Penstock, books: Bookkeeper, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as forgotten:
+        if forgotten.info.server_version < 170000:
+            pytest.skip("PostgreSQL 17 is the first to have transaction_timeout")
+        forgotten.execute("LOCK TABLE events.stream")
+        limited = f"{database_url}?options=-c%20transaction_timeout%3D50ms"
+        said = penstock("verify", code=EXIT_UNREACHABLE, DATABASE_URL=limited)
+    assert "transaction timeout" in said.stderr
+    assert "neither proved nor refuted" in said.stderr
+
+
 def test_whoever_interrupts_it_is_not_told_that_something_is_wrong(
     penstock: Penstock, books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

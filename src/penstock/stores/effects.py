@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 
@@ -83,22 +83,25 @@ class EffectTable:
         }
         try:
             return self._execute(query, parameters)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except psycopg.Error as error:
             if not is_lost(error):
-                raise _unavailable(effect, error) from error
+                _raise_told(effect, error)
         # A connection that was lost says nothing of the server: the next one is new.
         try:
             return self._execute(query, parameters)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise _unavailable(effect, error) from error
+        except psycopg.Error as error:
+            _raise_told(effect, error)
 
     def _execute(self, query: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
         cursor = self._control().execute(self._sql[query], parameters)
         return cursor.fetchone() if cursor.description is not None else None
 
 
-def _unavailable(effect: str, error: Exception) -> ServerUnavailable:
-    return ServerUnavailable(
+def _raise_told(effect: str, error: psycopg.Error) -> NoReturn:
+    """What a caller gets to see. Of a statement that is wrong, the error: no waiting cures that."""
+    if not (is_lost(error) or isinstance(error, psycopg.OperationalError)):
+        raise error
+    raise ServerUnavailable(
         f"PostgreSQL did not answer about the effect {effect!r}: {str(error).strip()} What this "
         "process knows of the call is kept here until the event is tried again."
-    )
+    ) from error

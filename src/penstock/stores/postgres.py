@@ -192,7 +192,11 @@ def raise_refusal(url: str, error: DBAPIError) -> NoReturn:
     raise error
 
 
-NO_ANSWER = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
+NO_ANSWER = (
+    psycopg.OperationalError,
+    psycopg.InternalError,
+    psycopg.errors.InsufficientPrivilege,
+)
 """What prevents an answer: the server, or what this role may see of it."""
 
 
@@ -232,8 +236,9 @@ def trouble_in_words(error: BaseException) -> PenstockError | None:
     return None
 
 
-_LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03"})
-"""Ended by an administrator, a crash, a shutdown or an idle limit; 57014 is only a cancel."""
+_LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+"""Ended by an administrator, a crash, a shutdown, an idle limit or transaction_timeout; 57014 is
+only a cancel."""
 
 _OF_CONNECTIONS = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -242,11 +247,13 @@ def is_lost(error: BaseException) -> bool:
     """Whether an error means that the connection is gone, rather than that a statement is wrong.
 
     What has no SQLSTATE no server has said: of a connection that libpq could not write to, psycopg
-    makes an error of no kind in particular.
+    makes an error of no kind in particular. Of what the server says the state alone counts: some
+    time limits end a connection with what psycopg calls an internal error.
     """
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        return error.sqlstate.startswith("08") or error.sqlstate in _LOST_STATES
     if isinstance(error, _OF_CONNECTIONS) or type(error) is psycopg.DatabaseError:
-        sqlstate = error.sqlstate or ""
-        return not sqlstate or sqlstate.startswith("08") or sqlstate in _LOST_STATES
+        return True
     original = getattr(error, "orig", None)
     return original is not None and is_lost(original)
 
