@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -14,10 +15,12 @@ import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock import Context, Guarantee, Pipeline, RawEvent, StreamEvent
+from penstock.errors import ServerUnavailable
 from penstock.ops.workers import read_database_clock
 from penstock.stores.async_worker_connection import AsyncWorkerConnection
 from penstock.stores.cleanup import Cleanup
@@ -27,6 +30,7 @@ from penstock.stores.worker_connection import SyncWorkerConnection
 from penstock.telemetry.signals import BatchRolledBack, EventHandled, LeaseRenewed
 from tests.bench_of_one import Workbench
 from tests.failing import heard
+from tests.proxy import Proxy
 from tests.test_pooled import Pooler
 from tests.test_seams import working
 from tests.waiting import wait_until
@@ -85,6 +89,30 @@ def test_a_foreign_date_style_or_encoding_changes_nothing(foreign_url: str) -> N
     with connect(foreign_url, "test") as connection:
         assert read_database_clock(connection, "events").tzinfo is not None
     pipeline.engine.dispose()
+
+
+@pytest.mark.parametrize("way_in", [connect, SyncWorkerConnection, AsyncWorkerConnection])
+@pytest.mark.parametrize("setting", ["SET DateStyle", "SET default_transaction_isolation"])
+def test_a_connection_that_breaks_while_it_is_set_up_is_no_bug(
+    foreign_url: str, way_in: Callable[[str, str], Any], setting: str
+) -> None:
+    with Proxy.to(foreign_url) as proxy:
+        proxy.cut_reply_to(setting.encode())
+        with pytest.raises(ServerUnavailable, match="cannot be reached"):
+            way_in(proxy.url(foreign_url), "test")
+        way_in(proxy.url(foreign_url), "test").close()
+
+
+def test_a_connection_of_the_engine_that_breaks_while_it_is_set_up_is_no_bug(
+    foreign_url: str,
+) -> None:
+    with Proxy.to(foreign_url) as proxy:
+        pipeline = Pipeline("shop", database_url=proxy.url(foreign_url), redis_url=None)
+        proxy.cut_reply_to(b"SET DateStyle")
+        with pytest.raises(OperationalError):
+            pipeline.engine.connect()
+        pipeline.engine.connect().close()
+        pipeline.engine.dispose()
 
 
 STRICTER = ["repeatable read", "serializable"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import error_from_result
 
 from penstock.core.masking import masked_url
 from penstock.errors import PenstockError, ServerUnavailable, ServerUnsuitable, SettingsError
@@ -110,7 +111,9 @@ def accustom(connection: psycopg.BaseConnection[Any], *, relies_on_locks: bool =
 def _set(connection: psycopg.BaseConnection[Any], statement: bytes) -> None:
     # Past the connection's own ways: outside of any transaction, which could take it back.
     answer = connection.pgconn.exec_(statement)
-    assert answer.status == pq.ExecStatus.COMMAND_OK
+    if answer.status != pq.ExecStatus.COMMAND_OK:
+        # A server that is just going away, as a rule; to psycopg that is an error of no kind.
+        raise psycopg.OperationalError(str(error_from_result(answer)))
 
 
 def is_pooled(connection: psycopg.BaseConnection[Any]) -> bool:
@@ -129,9 +132,9 @@ def connect(
         connection = psycopg.connect(
             conninfo(url), autocommit=autocommit, **connect_arguments(application_name)
         )
+        accustom(connection, relies_on_locks=True)
     except psycopg.OperationalError as error:
         raise unreachable(url, error) from error
-    accustom(connection, relies_on_locks=True)
     connection.isolation_level = ISOLATION
     if connection.info.server_version < VERSION_MIN:
         version = connection.info.server_version // 10000
