@@ -146,6 +146,22 @@ def test_no_answer_is_another_code_than_no(penstock: Penstock, books: Bookkeeper
     said = penstock("verify", "--json", REDIS_URL="redis://127.0.0.1:1/0")
     (tier,) = json.loads(said.stdout)["streams"][0]["tiers"]
     assert "cannot be reached" in tier["remark"]
+    assert tier["was_read"] is False
+
+
+def test_silence_does_not_mean_that_a_hot_log_agrees_that_nobody_has_read(
+    penstock: Penstock, books: Bookkeeper
+) -> None:
+    books.connection.execute(
+        "INSERT INTO events.stream (name, origin) SELECT 'mails', origin FROM events.stream"
+    )
+    said = penstock("verify", REDIS_URL="redis://127.0.0.1:1/0")
+    assert said.stdout == ""
+    # Once for the server, and not for each of its streams.
+    (line,) = said.stderr.splitlines()
+    assert line.startswith("The hot log was not compared with PostgreSQL")
+    assert "cannot be reached" in line
+    assert penstock("verify", "--no-hot-log", REDIS_URL="redis://127.0.0.1:1/0").stderr == ""
 
 
 def test_an_answer_that_a_time_limit_cuts_short_is_no_answer(

@@ -88,6 +88,8 @@ def _tell(report: Report, settings: Settings) -> None:
         for stream in report.streams:
             for line in _shown(stream):
                 console.print(line)
+    else:
+        _tell_of_unread(report)
     for finding in report.findings:
         print(finding)
     if any(finding.anomaly is Anomaly.SKIPPED for finding in report.findings):
@@ -98,6 +100,14 @@ def _tell(report: Report, settings: Settings) -> None:
         )
     if report.balance and console.is_terminal:
         print("The books balance.")
+
+
+def _tell_of_unread(report: Report) -> None:
+    """Say on stderr what was proved without: silence would mean that it agrees."""
+    tiers = [tier for stream in report.streams for tier in stream.tiers if not tier.was_read]
+    # One server serves many streams.
+    for name, remark in dict.fromkeys((tier.name, tier.remark) for tier in tiers):
+        print_note(f"The {name} was not compared with PostgreSQL, or not all of it: {remark}")
 
 
 def _shown(stream: StreamReport) -> Iterator[str]:

@@ -56,6 +56,8 @@ class TierReport:
     last: int | None
     compared: int
     remark: str = ""
+    was_read: bool = True
+    """Whether it answered up to its end."""
 
 
 def verify_tier(
@@ -72,6 +74,7 @@ def verify_tier(
         comparison.run(on_progress)
     except (ServerUnavailable, ServerUnsuitable) as error:
         comparison.remark = str(error)
+        comparison.was_read = False
     return comparison.report(), comparison.notes
 
 
@@ -106,11 +109,15 @@ class _Comparison:
         self._last: int | None = None
         self._compared = 0
         self.remark = ""
+        self.was_read = True
         self.notes = Notes(f"the {tier.name} of {survey.stream_name}")
 
     def report(self) -> TierReport:
         """As far as it came."""
-        return TierReport(self._tier.name, self._first, self._last, self._compared, self.remark)
+        return TierReport(
+            *(self._tier.name, self._first, self._last, self._compared),
+            *(self.remark, self.was_read),
+        )
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
         """From its first place to the last one that it had at the beginning."""
