@@ -196,6 +196,14 @@ def test_what_is_not_there_is_said_to_be_so(penstock: Penstock, bench: Workbench
     bench.send(1)
     bench.publish()
     assert "the stream ends at 1" in told(penstock, "orders/2", code=1)["summary"]
+
+    def bill(event: Placed) -> None: ...
+
+    run_until_idle(bench.consumer(bill, name="bill"))
+    ahead = told(penstock, "orders/3", code=1)
+    assert "the stream ends at 1" in ahead["summary"]
+    # It is not on its way there.
+    assert ahead["consumers"] == []
     assert told(penstock, "--key", "nobody", code=1)["events"] == []
     assert "No event of this key" in penstock("journey", "--key", "nobody", code=1).stderr
     for wrong in (("orders",), (), ("orders/1", "--key", "k")):

@@ -50,8 +50,15 @@ def read_journey(
     note = None
     if facts.sent is None and facts.way is not None and facts.way.archived_in is not None:
         facts, note = _from_archive(connection, settings, journeys, facts)
-    journey = tell(facts, settings.settled_retention_days, datetime.now(UTC))
+    journey = tell(_as_far_as_numbered(facts), settings.settled_retention_days, datetime.now(UTC))
     return journey if note is None else replace(journey, unseen=(*journey.unseen, note))
+
+
+def _as_far_as_numbered(facts: Facts) -> Facts:
+    """Without those who have nothing to do with a place that was not given out yet."""
+    if facts.way is None or facts.position is None or facts.position <= facts.way.head:
+        return facts
+    return replace(facts, books=[one for one in facts.books if one.outcome], remotes=())
 
 
 def _from_archive(
