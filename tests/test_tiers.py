@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from penstock.core.events import StreamEvent
+from penstock.core.lanes import lane_of
 from penstock.core.wire import encode_entry
 from penstock.ops.streams import rotate_key
 from penstock.pipeline import publisher as publisher_module
@@ -470,6 +471,21 @@ def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
     assert consumer.step().is_idle
     consumer.wait(rests)
     assert rests.seconds == [BROWNOUT_POLL_SECONDS]
+
+
+def test_a_lane_handles_what_comes_before_a_position_that_is_nowhere(
+    bench: Workbench, client: Any
+) -> None:
+    published(bench, 20)
+    bench.connection.execute("DELETE FROM events.outbox_event WHERE position = 11")
+    client.xdel(log_key("orders"), "11-0")
+    # What the first read brings ends right before it.
+    lane = bench.consumer(note, lanes=2, batch_size=10)
+    with heard(signals.ConsumerBlocked) as blocked:
+        drive(lane, lambda: bool(blocked))
+    keys = bench.rows("SELECT key FROM events.outbox_event WHERE position < 11 ORDER BY position")
+    assert effects(bench) == [n for n, key in enumerate(keys, 1) if lane_of(key, "", 2) == 0] != []
+    assert [signal.position for signal in blocked] == [11]
 
 
 def looks_into_the_outbox(monkeypatch: pytest.MonkeyPatch) -> list[int]:

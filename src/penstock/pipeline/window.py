@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from penstock.core.lanes import lane_of
 from penstock.core.wire import Entry
+from penstock.errors import PositionMissing, ServerUnavailable
 from penstock.pipeline.reader import Reader
 
 # What is kept for lanes that are a little behind; further back, a lane reads for itself.
@@ -74,7 +75,13 @@ class StreamWindow:
         found = self._find(lane, after, count)
         if len(found.entries) < count and self._has_more:
             # A full batch costs little more than the few that happen to be here.
-            self._extend(self._last, 0.0)
+            try:
+                self._extend(self._last, 0.0)
+            except (PositionMissing, ServerUnavailable):
+                if found.through == after:
+                    raise
+                # Whoever has come to the end of what is here meets it again.
+                return found
             longer = self._find(lane, after, count)
             if longer.through > found.through:
                 return longer
