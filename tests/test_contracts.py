@@ -176,6 +176,29 @@ def test_the_exact_version_comes_before_any_upcaster() -> None:
     assert isinstance(read(take_any, second), Named)
 
 
+class StoredV2(Event, type="contracts.stored", version=2):
+    n: int
+
+
+class StoredV4(Event, type="contracts.stored", version=4):
+    m: int
+
+
+@StoredV2.upcast(from_version=1)
+def stored_as_number(old: dict[str, Any]) -> dict[str, Any]:
+    return {"n": int(old["text"])}
+
+
+def take_both(event: StoredV2 | StoredV4) -> None: ...
+
+
+def test_an_old_event_is_read_as_the_greatest_version_that_it_leads_to() -> None:
+    entry = entry_of({"text": "7"}, "contracts.stored", 1)
+    assert read(take_both, entry) == StoredV2(n=7)
+    with pytest.raises(ContractMissing, match="no upcaster from version 3 to 4"):
+        read(take_both, entry_of({"n": 7}, "contracts.stored", 3))
+
+
 def test_unknown_fields_survive_the_steps_that_keep_them() -> None:
     second = entry_of({"first": "A", "last": "L", "later": 1}, "contracts.named", 2)
     read_event = read(take_named, second)

@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -113,9 +114,15 @@ class HandlerPlan:
                 f"{entry.version}; this consumer understands version {known}. Nothing is lost; "
                 "deploy a handler for that version."
             )
-        latest = max(later, key=_version_of)
-        steps = path(entry.event_type, entry.version, _version_of(latest))
-        return _validator_of(latest), steps
+        later.sort(key=_version_of)
+        for contract in later[:0:-1]:
+            with suppress(ContractMissing):
+                return _validator_of(contract), _path_to(contract, entry)
+        return _validator_of(later[0]), _path_to(later[0], entry)
+
+
+def _path_to(contract: type[Event], entry: Entry) -> tuple[Step, ...]:
+    return path(entry.event_type, entry.version, _version_of(contract))
 
 
 def _version_of(contract: type[Event]) -> int:
