@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
 import pytest
 
+from penstock import Event, Retry
 from penstock.telemetry import signals
 from tests.lanes_at_work import Counted, Shop
 from tests.publishing import told
@@ -57,6 +58,48 @@ def test_a_computation_that_takes_too_long_is_interrupted(shop: Shop) -> None:
     shop.send(3, keys=1)
     with shop.publisher(), shop.worker(handler=handle, timeout_seconds=0.3):
         shop.wait_until_handled()
+
+
+class Recounted(Event, type="limits.recounted", version=2):
+    number: int
+
+
+are_lost: set[int] = set()
+
+
+@Recounted.upcast(from_version=1)
+def lose_the_way(old: dict[str, Any]) -> dict[str, Any]:
+    while old["number"] in are_lost:
+        pass
+    return old
+
+
+@pytest.mark.parametrize("shape", ["plain", "list"])
+def test_an_upcaster_that_takes_too_long_is_interrupted(shop: Shop, shape: str) -> None:
+    def handle(event: Recounted, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(INSERT, ("old", event.number))
+
+    def handle_list(events: list[Recounted], connection: psycopg.Connection[Any]) -> None:
+        for event in events:
+            handle(event, connection)
+
+    handler: Any = handle if shape == "plain" else handle_list
+    shop.connection.execute(
+        "SELECT events.send('counts', 'limits.recounted', jsonb_build_object('number', n),"
+        " key => n::text) FROM generate_series(1, 3) AS n"
+    )
+    are_lost.add(2)
+    with (
+        told(signals.EventParked) as parked,
+        shop.publisher(),
+        shop.worker(handler=handler, timeout_seconds=0.3, retry=Retry.fixed(seconds=0.01)),
+        ExitStack() as stack,
+    ):
+        stack.callback(are_lost.clear)
+        wait_until(lambda: bool(parked), what="the event is set aside")
+        are_lost.clear()
+        wait_until(lambda: sorted(shop.effects()["old"]) == [1, 2, 3], what="all are handled")
+    assert {signal.position for signal in parked} == {2}
 
 
 def test_an_async_handler_that_takes_too_long_is_cancelled(shop: Shop) -> None:

@@ -68,6 +68,10 @@ class Calls:
         self._worker = worker
         self._seams = seams
         self.within_limits = seams.caller(worker)
+        # An upcaster or a validator may hang as a handler does. On an event loop neither can be
+        # interrupted where it does not await, and none of these awaits.
+        is_limited = options.timeout_seconds is not None and not plan.is_async
+        self._read = self._decode_within_limits if is_limited else self._decode
         self._call_handler = self.within_limits
         if timing is not None:
             self._call_handler = timing(self.within_limits)
@@ -145,7 +149,7 @@ class Calls:
 
     def _one(self, entry: Entry, lent: list[Any], context_of: MakeContext) -> None:
         entry = self._unsealing.open(entry)
-        argument = self._decode(entry)
+        argument = self._read(entry)
         current_handling.set(Handling(entry))
         if self._plan.is_batch:
             argument = [argument]
@@ -179,7 +183,7 @@ class Calls:
                 if tracer is None
                 else tracer.handling(self._describe(opened, context_of))
             ):
-                events = [self._decode(entry) for entry in opened]
+                events = [self._read(entry) for entry in opened]
                 arguments = self._arguments(self._lent(session), events, opened[0], context_of)
                 self._call_handler(self._plan.function, arguments)
                 self._worker.guard.require_kept()
@@ -225,6 +229,9 @@ class Calls:
                 "nothing; deploy a handler for it.",
                 is_version=False,
             )
+
+    def _decode_within_limits(self, entry: Entry) -> Any:
+        return self.within_limits(self._decode, [entry])
 
     def _decode(self, entry: Entry) -> Any:
         self._require_named(entry)
