@@ -238,6 +238,22 @@ def test_an_application_is_tested_on_real_servers(project: Path) -> None:
     assert "4 passed" in done.stdout
 
 
+def test_the_readme_s_test_fails_where_the_handler_does(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    _, _, rest = (root / "README.md").read_text().partition("def test_order(penstock):")
+    body, _, _ = rest.partition("```")
+    test = f"from shop import *\n\ndef test_order(penstock):{body}"
+    (tmp_path / "test_order.py").write_text(test)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npenstock_app = shop:pipeline\n")
+    handler, write, rest = (root / "examples" / "shop.py").read_text().partition("    session.add(")
+    broken = f"{handler}    raise LookupError('no rate')\n{write}{rest}"
+    (tmp_path / "shop.py").write_text(broken)
+    done = run_pytest(tmp_path)
+    assert "1 failed" in done.stdout
+    # Not for another reason: its event is parked, and what it was to write is not there.
+    assert "'NoneType' object has no attribute 'cents'" in done.stdout
+
+
 def test_what_has_to_wait_is_left_and_what_hangs_is_told(tmp_path: Path) -> None:
     (tmp_path / "waiting.py").write_text(WAITING)
     (tmp_path / "test_waiting.py").write_text(WAITS)

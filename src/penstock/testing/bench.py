@@ -64,7 +64,7 @@ class Bench:
 
     @property
     def dead_letters(self) -> list[FullLetter]:
-        """Every event that was given up, the oldest first."""
+        """Every event that was given up, the oldest first; what is parked is not, or not yet."""
         with connect(self.database_url, "penstock test") as connection:
             letters = DeadLetters(connection, self.pipeline.settings.schema)
             _, found = letters.list(Criteria(), LETTERS_MAX)
