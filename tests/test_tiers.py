@@ -330,6 +330,28 @@ def test_the_log_of_a_copy_that_went_apart_is_filled_again(bench: Workbench, cli
     assert effects(bench) == [1, 2, 3, 4]
 
 
+def test_a_copy_of_the_database_does_not_handle_what_the_log_brings(
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.0)
+    published(bench, 3)
+    # As a copy sees it that was made before the third was sent.
+    bench.connection.execute("DELETE FROM events.outbox_event WHERE position = 3")
+    bench.connection.execute("UPDATE events.stream SET head = 2, published = 2")
+    theirs = incarnation(client)
+    cluster, _, timeline = theirs.split("/")
+    consumer = bench.consumer(note)
+    client.hset(META_KEY, "incarnation", f"{cluster}/7/{timeline}")
+    with heard(signals.GapFound) as gaps:
+        run_until_idle(consumer)
+    assert effects(bench) == [1, 2]
+    assert {gap.reason for gap in gaps} == {
+        "the hot log is written by another copy of this database"
+    }
+    client.hset(META_KEY, "incarnation", f"{cluster}/{theirs.split('/')[1]}/00000000")
+    drive(consumer, lambda: len(effects(bench)) == 3)
+
+
 def test_an_heir_waits_until_the_other_is_silent(bench: Workbench, client: Any) -> None:
     published(bench, 2)
     cluster, database, _ = incarnation(client).split("/")

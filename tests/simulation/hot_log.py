@@ -183,6 +183,11 @@ class ModelHotLog:
         self._answer()
         return server.tail() if server.entries else base
 
+    def incarnation(self, stream_name: str) -> str | None:  # noqa: ARG002
+        server = self._arrive("incarnation")
+        self._answer()
+        return None if server.meta is None else server.meta.fence.incarnation
+
     def trim(self, stream_name: str, *, through: int) -> int:  # noqa: ARG002
         server = self._arrive("trim")
         last = server.tail()

@@ -167,6 +167,10 @@ class Consumer:
         )
         if self._foreign is not None and consuming.source is not None:
             warm_tier, brownout = self._foreign.tier, consuming.source.brownout
+        streams = Streams(consuming.settings.schema)
+
+        def incarnation() -> str:
+            return streams.incarnation(consuming.control())
 
         def reader() -> Reader:
             reader = TierReader(
@@ -176,6 +180,7 @@ class Consumer:
                 warm_tier,
                 self._open_cold_tier(),
                 brownout=brownout,
+                incarnation=incarnation if self._foreign is None else None,
             )
             replay = consuming.replay
             return reader if replay is None else RangeReader(reader, replay.last)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from penstock.core.mac import MacKeys
@@ -62,6 +63,7 @@ class TierReader:
         cold_tier: ColdTier | None = None,
         *,
         brownout: bool = True,
+        incarnation: Callable[[], str] | None = None,
     ) -> None:
         self._consumer = consumer
         self._stream_name = stream_name
@@ -69,6 +71,9 @@ class TierReader:
         self._warm_tier = warm_tier
         self._cold_tier = cold_tier
         self._brownout = brownout
+        self._incarnation = incarnation
+        """Which database this is, where a copy of it might write the hot log."""
+        self._is_of_copy = False
         self._origin: str | None = None
         self._keys: MacKeys | None = None
         self._keys_read_at = 0.0
@@ -204,13 +209,24 @@ class TierReader:
         return self._origin
 
     def _trusted_keys(self) -> MacKeys:
-        """The keys without those that were retired: whoever has one could forge what comes next."""
-        if self._keys is None:
-            return self._read_keys()
-        if time.monotonic() - self._keys_seen_at >= KEYS_CHECK_SECONDS:
+        """The keys without those that were retired. Raises MalformedEntry for a copy's log."""
+        if self._keys is None or time.monotonic() - self._keys_seen_at >= KEYS_CHECK_SECONDS:
             self._keys_seen_at = time.monotonic()
-            self._keys = self._warm_tier.keys_seen()
+            self._keys = self._read_keys() if self._keys is None else self._warm_tier.keys_seen()
+            # Whoever did not answer a moment ago is away, or will be noticed by the next read.
+            with suppress(ServerUnavailable, ServerUnsuitable):
+                self._is_of_copy = self._is_written_by_copy()
+        if self._is_of_copy:
+            raise MalformedEntry("the hot log is written by another copy of this database")
         return self._keys
+
+    def _is_written_by_copy(self) -> bool:
+        """A copy signs as we do, and goes on from where we went apart. A standby is no copy."""
+        if self._incarnation is None:
+            return False
+        writer = self._hot_log.incarnation(self._stream_name)
+        own = self._incarnation()
+        return writer is not None and writer.rpartition("/")[0] != own.rpartition("/")[0]
 
     def _read_keys(self) -> MacKeys:
         self._keys_read_at = self._keys_seen_at = time.monotonic()

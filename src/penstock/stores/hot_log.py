@@ -100,6 +100,9 @@ class HotLog(Protocol):
         A publisher shows that it is there, and learns where an empty log of its term begins.
         """
 
+    def incarnation(self, stream_name: str) -> str | None:
+        """Which database writes the log, as its record has it; None where nobody does."""
+
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
 
@@ -166,6 +169,10 @@ class NoHotLog:
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:  # noqa: ARG002
         """What was appended through this object, or None."""
         return self._last.get(stream_name)
+
+    def incarnation(self, stream_name: str) -> str | None:  # noqa: ARG002
+        """Nobody."""
+        return None
 
     def trim(self, stream_name: str, *, through: int) -> int:  # noqa: ARG002
         """Nothing to remove."""

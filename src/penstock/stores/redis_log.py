@@ -144,6 +144,13 @@ class RedisLog:
             last = self._ask("last", stream_name, *words)
             return None if last is None else int(last)
 
+    def incarnation(self, stream_name: str) -> str | None:
+        """Which database writes the log, as its record has it; None where nobody does."""
+        key = record_key(self._prefix, stream_name)
+        with self._asking(stream_name, key):
+            found: bytes | None = self._writer.call("HGET", key, "incarnation")
+        return None if found is None else found.decode(errors="replace")
+
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
         last = self.last(stream_name)
