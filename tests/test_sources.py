@@ -28,7 +28,7 @@ from penstock.ops.check import find_problems
 from penstock.ops.policy import set_policy
 from penstock.ops.status import read_status
 from penstock.ops.streams import rotate_key
-from penstock.pipeline import foreign_stream
+from penstock.pipeline import foreign_stream, trust
 from penstock.pipeline import reader as readers
 from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.stores import source_tier
@@ -56,7 +56,8 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens once a second happens more often, so that nobody has to wait for it."""
     monkeypatch.setattr(foreign_stream, "REPORT_SECONDS", 0.1)
     monkeypatch.setattr(readers, "HEAD_CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(trust, "KEYS_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(trust, "TRUSTED_SECONDS", 0.2)
 
 
 @pytest.fixture

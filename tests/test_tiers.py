@@ -18,6 +18,7 @@ from penstock.core.wire import encode_entry
 from penstock.ops.streams import rotate_key
 from penstock.pipeline import publisher as publisher_module
 from penstock.pipeline import reader as readers
+from penstock.pipeline import trust
 from penstock.pipeline.lane import BROWNOUT_POLL_SECONDS
 from penstock.stores.mac_keys import MacKeyTable
 from penstock.stores.redis_log import FIELD
@@ -128,7 +129,7 @@ def test_a_poisoned_id_neither_blocks_nor_busies_a_reader(bench: Workbench, clie
 def test_a_new_key_signs_at_once_and_readers_learn_it(
     bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trust, "KEYS_CHECK_SECONDS", 0.0)
     published(bench, 2)
     consumer = bench.consumer(note)
     run_until_idle(consumer)
@@ -153,10 +154,13 @@ def test_what_a_retired_key_signed_is_read_from_the_outbox(bench: Workbench) -> 
     assert "unknown key" in gaps[0].reason
 
 
+@pytest.mark.parametrize("is_at_rest", [False, True])
 def test_a_reader_that_runs_trusts_a_retired_key_no_longer(
-    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch, is_at_rest: bool
 ) -> None:
-    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.0)
+    """At rest it looks by itself, so that no event has to wait for that."""
+    monkeypatch.setattr(readers, "HEAD_CHECK_SECONDS", 0.0 if is_at_rest else 600.0)
+    monkeypatch.setattr(trust, "TRUSTED_SECONDS", 600.0 if is_at_rest else 0.0)
 
     def note_payload(event: StreamEvent[Any], cursor: psycopg.Cursor[Any]) -> None:
         cursor.execute("INSERT INTO effect (n) VALUES (%s)", (event.payload["n"],))
@@ -166,6 +170,7 @@ def test_a_reader_that_runs_trusts_a_retired_key_no_longer(
     run_until_idle(consumer)
     leaked = keys_of(bench.settings.database_url)
     rotate_key(bench.connection, bench.settings, retire_old=True)
+    run_until_idle(consumer)
     _, _, (_, body) = published(bench, 1)
     # Nothing that the new key has signed is ever met.
     put(client, {"3-0": encode_entry("orders", 3, body.replace('"n": 1', '"n": 9'), leaked)})
@@ -333,7 +338,7 @@ def test_the_log_of_a_copy_that_went_apart_is_filled_again(bench: Workbench, cli
 def test_a_copy_of_the_database_does_not_handle_what_the_log_brings(
     bench: Workbench, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "KEYS_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trust, "TRUSTED_SECONDS", 0.0)
     published(bench, 3)
     # As a copy sees it that was made before the third was sent.
     bench.connection.execute("DELETE FROM events.outbox_event WHERE position = 3")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from penstock.core.mac import MacKeys
 from penstock.core.wire import Entry, Hole, decode_entry, decode_record
 from penstock.errors import (
     ArchiveDamaged,
@@ -18,6 +16,7 @@ from penstock.errors import (
     ServerUnavailable,
     ServerUnsuitable,
 )
+from penstock.pipeline.trust import Trust
 from penstock.stores.cold_tier import ColdTier
 from penstock.stores.hot_log import HotLog
 from penstock.stores.outage import Outage
@@ -26,8 +25,6 @@ from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
 
 HEAD_CHECK_SECONDS = 1.0
-# How often to look whether a key was added that entries are signed with already, or retired.
-KEYS_CHECK_SECONDS = 1.0
 # A hot log in which the next position is not what it should be is asked again after this time.
 USELESS_SECONDS = 0.1
 _LACKING = MalformedEntry("it is not in the hot log")
@@ -71,13 +68,8 @@ class TierReader:
         self._warm_tier = warm_tier
         self._cold_tier = cold_tier
         self._brownout = brownout
-        self._incarnation = incarnation
-        """Which database this is, where a copy of it might write the hot log."""
-        self._is_of_copy = False
+        self._trust = Trust(stream_name, hot_log, warm_tier, incarnation)
         self._origin: str | None = None
-        self._keys: MacKeys | None = None
-        self._keys_read_at = 0.0
-        self._keys_seen_at = 0.0
         self._head_seen = 0
         self._head_checked_at = 0.0
         self._useless_until = 0.0
@@ -190,14 +182,14 @@ class TierReader:
     def _verified(self, raw: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Entry | Hole]]:
         """What was signed by the publisher, for its place. Raises MalformedEntry at the first."""
         origin = self._read_origin()
-        keys = self._trusted_keys()
+        keys = self._trust.keys()
         for position, data in raw:
             try:
                 record = decode_entry(self._stream_name, position, data, keys)
             except MacKeyUnknown:
-                if time.monotonic() - self._keys_read_at < KEYS_CHECK_SECONDS:
+                if (newer := self._trust.newer_keys()) is None:
                     raise
-                keys = self._read_keys()
+                keys = newer
                 record = decode_entry(self._stream_name, position, data, keys)
             if origin is not None and record.origin != origin:
                 raise MalformedEntry(f"its entry comes from another database ({record.origin})")
@@ -207,31 +199,6 @@ class TierReader:
         if self._origin is None:
             self._origin = self._warm_tier.origin()
         return self._origin
-
-    def _trusted_keys(self) -> MacKeys:
-        """The keys without those that were retired. Raises MalformedEntry for a copy's log."""
-        if self._keys is None or time.monotonic() - self._keys_seen_at >= KEYS_CHECK_SECONDS:
-            self._keys_seen_at = time.monotonic()
-            self._keys = self._read_keys() if self._keys is None else self._warm_tier.keys_seen()
-            # Whoever did not answer a moment ago is away, or will be noticed by the next read.
-            with suppress(ServerUnavailable, ServerUnsuitable):
-                self._is_of_copy = self._is_written_by_copy()
-        if self._is_of_copy:
-            raise MalformedEntry("the hot log is written by another copy of this database")
-        return self._keys
-
-    def _is_written_by_copy(self) -> bool:
-        """A copy signs as we do, and goes on from where we went apart. A standby is no copy."""
-        if self._incarnation is None:
-            return False
-        writer = self._hot_log.incarnation(self._stream_name)
-        own = self._incarnation()
-        return writer is not None and writer.rpartition("/")[0] != own.rpartition("/")[0]
-
-    def _read_keys(self) -> MacKeys:
-        self._keys_read_at = self._keys_seen_at = time.monotonic()
-        self._keys = self._warm_tier.keys()
-        return self._keys
 
     def _up_to(self, entries: list[Entry], after: int, hole: Hole) -> Stretch:
         """What comes before a hole; where nothing does, the hole itself is passed."""
@@ -246,6 +213,7 @@ class TierReader:
         if now - self._head_checked_at < HEAD_CHECK_SECONDS:
             return False
         self._head_checked_at = now
+        self._trust.look_again()
         seen, self._head_seen = self._head_seen, self._warm_tier.head()
         if seen <= after:
             return False
