@@ -171,8 +171,9 @@ def test_judgements() -> None:
         "autovacuum": "off",
         "default_transaction_read_only": "on",
         "default_transaction_isolation": "serializable",
+        "server_encoding": "SQL_ASCII",
     }
-    assert len(list(judge_parameters(bad))) == 4
+    assert len(list(judge_parameters(bad))) == 5
     replica = {"role": "slave", "maxmemory": 1000, "aof_enabled": 1}
     assert len(list(judge_redis(replica, "volatile-lru", 2000))) == 2
     cluster = {"cluster_enabled": 1, "aof_enabled": 1}

@@ -10,15 +10,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
-from penstock.errors import OperationRefused, ServerUnavailable, SettingsError
+from penstock.errors import (
+    OperationRefused,
+    ServerUnavailable,
+    ServerUnsuitable,
+    SettingsError,
+)
 from penstock.stores import migrations as module
-from penstock.stores.migrations import Migration, migrate, migrations, render_sql
+from penstock.stores.migrations import Migration, migrate, migrations, pending, render_sql
 from penstock.stores.postgres import trouble_in_words
 from penstock.stores.queries import Queries
+from penstock.stores.servers import Servers
 from tests.waiting import SOON_SECONDS, wait_until
 
 LATER = Migration(9999, "9999_later", "ALTER TABLE events.consumer ADD COLUMN later integer")
@@ -165,6 +173,27 @@ def test_a_schema_cannot_have_a_name_that_postgresql_keeps_for_itself(database_u
         with pytest.raises(SettingsError, match="keeps for itself"):
             render_sql(name)
     assert "CREATE SCHEMA timer;" in render_sql("timer"), "as a schema, this is a name like others"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_does_not_hold_every_letter_is_refused(
+    servers: Servers, encoding: str
+) -> None:
+    name = f"penstock_test_{encoding.lower()}"
+    url = urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
+    create = "CREATE DATABASE {} ENCODING {} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        if administration.info.server_version >= 150000:
+            create += " LOCALE_PROVIDER libc"
+        names = sql.Identifier(name), sql.Literal(encoding)
+        administration.execute(sql.SQL(create).format(*names))
+        try:
+            with pytest.raises(ServerUnsuitable, match=f"is encoded as {encoding}"):
+                migrate(url)
+            assert len(pending(url)) == len(migrations()), "nothing was touched"
+        finally:
+            drop = "DROP DATABASE {} WITH (FORCE)"
+            administration.execute(sql.SQL(drop).format(names[0]))
 
 
 def test_locks_and_limits_that_end_a_command_are_told_in_words(database_url: str) -> None:

@@ -83,6 +83,12 @@ def judge_parameters(parameters: Mapping[str, str]) -> Iterator[Finding]:
             "default_transaction_read_only is on for this role",
             "ALTER ROLE … RESET default_transaction_read_only",
         )
+    if (encoding := parameters.get("server_encoding", "UTF8")) != "UTF8":
+        yield problem(
+            "encoding",
+            f"the database is encoded as {encoding}: what is no UTF-8 there stops its stream",
+            "move to a database that was made with CREATE DATABASE … ENCODING 'UTF8'",
+        )
     isolation = parameters.get("default_transaction_isolation", "read committed")
     if isolation != "read committed":
         yield warning(

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.errors import OperationRefused, SchemaMismatch
+from penstock.errors import OperationRefused, SchemaMismatch, ServerUnsuitable
 from penstock.stores.migrations.onlooker import looking_on
 from penstock.stores.postgres import connect
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries, with_schema
@@ -99,6 +99,7 @@ def _apply(connection: psycopg.Connection[Any], schema: str) -> list[str]:
     queries = Queries("migration.sql", schema)
     applied = _applied(connection, schema)
     if applied is None:
+        _require_every_letter(connection)
         connection.execute(queries["create"])
         applied = {}
     _refuse_foreign_history(applied)
@@ -114,6 +115,17 @@ def _apply(connection: psycopg.Connection[Any], schema: str) -> list[str]:
             },
         )
     return [migration.name for migration in todo]
+
+
+def _require_every_letter(connection: psycopg.Connection[Any]) -> None:
+    """Raise ServerUnsuitable where an event could not be stored, or come back as no text at all."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise ServerUnsuitable(
+            f"The database {connection.info.dbname!r} is encoded as {encoding}, which cannot hold "
+            "every event. Nothing was touched; use one that was made with CREATE DATABASE … "
+            "ENCODING 'UTF8' TEMPLATE template0."
+        )
 
 
 def pending(url: str, schema: str = DEFAULT_SCHEMA) -> list[str]:

@@ -5,7 +5,7 @@ SELECT name, reset_val FROM pg_settings
                 'default_transaction_isolation', 'default_transaction_read_only',
                 'statement_timeout', 'idle_in_transaction_session_timeout',
                 'transaction_timeout', 'idle_session_timeout', 'lock_timeout',
-                'max_connections', 'superuser_reserved_connections')
+                'max_connections', 'superuser_reserved_connections', 'server_encoding')
 
 -- name: surroundings
 -- Its version, its clock, whether it only follows another server, and how full it is.
