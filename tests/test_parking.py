@@ -16,7 +16,13 @@ from penstock import Event
 from penstock.app import Pipeline
 from penstock.core.retry import Retry
 from penstock.core.wire import decode_body
-from penstock.errors import ContractError, FatalError, KeyUnavailable, RetryableError
+from penstock.errors import (
+    ContractError,
+    FatalError,
+    KeyUnavailable,
+    RetryableError,
+    ServerUnavailable,
+)
 from penstock.pipeline import parking
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
@@ -29,7 +35,7 @@ from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
 from tests.failing import AT_ONCE, LATER, Rests, drive, effects, heard, look_now, outcomes, parked
 from tests.test_seams import working
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -757,6 +763,51 @@ class OpenTransaction:
 
     def fetch(self, query: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         return self.connection.execute(query.encode(), parameters).fetchall()
+
+
+LEASE_ENDS = "UPDATE events.stream_lease SET lease_until = '-infinity' WHERE role LIKE 'consumer:%'"
+EPOCH_ENDS = "SELECT events.begin_epoch('test.consumer', 1)"
+
+
+@pytest.mark.parametrize("end", [LEASE_ENDS, EPOCH_ENDS], ids=["lease", "epoch"])
+@pytest.mark.parametrize("kind", ["live", "live behind parked ones", "parked"])
+def test_whoever_hangs_with_a_batch_of_any_kind_is_ended_by_its_successor(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: str, end: str
+) -> None:
+    monkeypatch.setattr(parking, "KEYS_MAX", 0)
+    is_hanging, has_ended = threading.Event(), threading.Event()
+
+    def handler(event: Placed, connection: psycopg.Connection[Any]) -> None:
+        if kind != "live" and bench.checkpoint() == 0:
+            raise ValueError("not today")
+        is_hanging.set()
+        connection.execute("SELECT pg_sleep(20)")
+
+    def hang() -> None:
+        with pytest.raises(ServerUnavailable):
+            run_until_idle(lane)
+        has_ended.set()
+
+    bench.send(1)
+    bench.publish()
+    lane = bench.consumer(handler, retry=LATER)
+    if kind != "live":
+        drive(lane, lambda: bench.checkpoint() == 1)
+        look_now(lane)
+        run_until_idle(lane)
+    if kind == "live behind parked ones":
+        bench.send(2)
+        bench.publish()
+    if kind == "parked":
+        bench.connection.execute("UPDATE events.parked_event SET next_attempt_at = now()")
+        look_now(lane)
+    threading.Thread(target=hang).start()
+    assert is_hanging.wait(SOON_SECONDS)
+    bench.connection.execute(end.encode())
+    with heard(signals.PredecessorEnded) as ended:
+        bench.consumer(Moody().on_session).step()
+    assert len(ended) == 1
+    assert has_ended.wait(SOON_SECONDS)
 
 
 def test_a_discard_that_passes_the_turn_on_while_another_is_parked_leaves_nobody_stuck(
