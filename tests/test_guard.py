@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.sql import SQL
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -75,6 +76,11 @@ def commits_by_text_on_psycopg(event: Placed, connection: psycopg.Connection[Any
     connection.execute("COMMIT")
 
 
+def commits_by_composed_text_on_psycopg(event: Placed, connection: psycopg.Connection[Any]) -> None:
+    connection.execute(STRAY)
+    connection.execute(SQL("{}").format(SQL("COMMIT")))
+
+
 def commits_among_statements(event: Placed, connection: psycopg.Connection[Any]) -> None:
     connection.execute("INSERT INTO stray VALUES (1); COMMIT; INSERT INTO stray VALUES (2)")
 
@@ -95,6 +101,10 @@ def swallows_the_refusal(event: Placed, session: Session) -> None:
         session.commit()
     except CommitInTransactionError:
         session.execute(text(STRAY))
+
+
+def swallows_the_refusal_in_a_list(events: list[Placed], session: Session) -> None:
+    swallows_the_refusal(events[0], session)
 
 
 def fires_the_seal_early(event: Placed, session: Session) -> None:
@@ -171,10 +181,12 @@ def failures_of(bench: Workbench, handler: Callable[..., Any]) -> list[Any]:
         commits_raw_connection,
         commits_by_text,
         commits_by_text_on_psycopg,
+        commits_by_composed_text_on_psycopg,
         commits_among_statements,
         commits_psycopg,
         commits_through_a_cursor,
         swallows_the_refusal,
+        swallows_the_refusal_in_a_list,
         fires_the_seal_early,
         commits_async_session,
         commits_async_text,
@@ -236,6 +248,10 @@ def swallows_what_the_flush_says(event: Placed, session: Session) -> None:
         flushes_what_is_there(event, session)
 
 
+def swallows_what_the_flush_says_in_a_list(events: list[Placed], session: Session) -> None:
+    swallows_what_the_flush_says(events[0], session)
+
+
 def meets_it_in_a_query(event: Placed, session: Session) -> None:
     session.add(Invoice(number=1))
     session.execute(select(Invoice)).all()
@@ -252,6 +268,7 @@ async def adds_what_is_there_async(event: Placed, session: AsyncSession) -> None
         adds_what_is_there,
         flushes_what_is_there,
         swallows_what_the_flush_says,
+        swallows_what_the_flush_says_in_a_list,
         meets_it_in_a_query,
         adds_what_is_there_async,
     ],
