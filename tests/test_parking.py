@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import psycopg
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from penstock import Event
 from penstock.app import Pipeline
+from penstock.core.isolation import Batch
 from penstock.core.retry import Retry
 from penstock.core.wire import decode_body
 from penstock.errors import (
@@ -26,6 +28,7 @@ from penstock.errors import (
 from penstock.pipeline import parking
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
+from penstock.pipeline.unsealing import Openable, Unsealing
 from penstock.stores.operations import Kind, Operation
 from penstock.stores.parked import Parked
 from penstock.stores.queries import Queries
@@ -174,6 +177,38 @@ def test_what_a_batch_does_not_come_to_is_neither_parked_nor_taken_for_handled(
     drive(lane, lambda: not parked(bench))
     assert effects(bench) == [1, 3, 1, 3, 4, 6, 2, 2, 5]
     assert outcomes(bench) == {"handled": list(range(1, 10))}
+
+
+class OutOfReach(Unsealing):
+    """The data key of the second event, as long as the fourth fails."""
+
+    def __init__(self, moody: Moody) -> None:
+        super().__init__("test.consumer", None)
+        self._moody = moody
+
+    @contextmanager
+    def openable(self, batch: Batch) -> Iterator[Openable]:
+        is_away = self._moody.bad and self._moody.seen
+        if is_away and any(entry.position == 2 for entry in batch.entries):
+            yield Openable(batch.until(1), batch.after(1), "no key")
+        else:
+            yield Openable(batch)
+
+
+def test_nothing_passes_an_event_whose_key_is_away_while_a_failure_is_isolated(
+    bench: Workbench,
+) -> None:
+    bench.send(4)
+    bench.publish()
+    moody = Moody(4)
+    lane = bench.consumer(moody.on_session, retry=LATER)
+    lane._unsealing = OutOfReach(moody)
+    for _ in range(5):
+        lane.step()
+    assert (effects(bench), bench.checkpoint()) == ([1], 1)
+    moody.bad.clear()
+    run_until_idle(lane)
+    assert effects(bench) == [1, 2, 3, 4]
 
 
 def test_a_handler_decides_how_long_to_wait(bench: Workbench) -> None:
