@@ -357,6 +357,18 @@ def test_a_copy_of_the_database_does_not_handle_what_the_log_brings(
     drive(consumer, lambda: len(effects(bench)) == 3)
 
 
+def test_a_publisher_that_may_not_ask_for_the_cluster_is_no_copy(
+    bench: Workbench, client: Any
+) -> None:
+    published(bench, 2)
+    _, database, timeline = incarnation(client).split("/")
+    client.hset(META_KEY, "incarnation", f"/{database}/{timeline}")
+    with heard(signals.GapFound) as gaps:
+        run_until_idle(bench.consumer(note))
+    assert effects(bench) == [1, 2]
+    assert gaps == []
+
+
 def test_an_heir_waits_until_the_other_is_silent(bench: Workbench, client: Any) -> None:
     published(bench, 2)
     cluster, database, _ = incarnation(client).split("/")
