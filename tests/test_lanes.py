@@ -23,6 +23,8 @@ from tests.lanes_at_work import CONSUMER, Counted, Shop, insert
 from tests.publishing import told
 from tests.waiting import SOON_SECONDS, wait_until
 
+IN_A_CENTURY = 100 * 365 * 24
+
 
 @pytest.fixture
 def shop(database_url: str, redis_url: str) -> Iterator[Shop]:
@@ -267,6 +269,22 @@ def test_a_worker_of_an_earlier_deploy_does_not_change_the_lanes_back(shop: Shop
         with shop.worker(lanes=2, deploy=1):
             shop.wait_for_shares(2, 2)
     assert (shop.view().lanes, shop.view().epoch) == (4, 1)
+
+
+def test_who_needs_the_order_of_the_whole_stream_has_one_lane_whoever_was_deployed_later(
+    shop: Shop,
+) -> None:
+    with shop.worker(lanes=3, deploy=2), shop.publisher():
+        shop.wait_for_shares(3)
+        with shop.worker(order="stream", deploy=1):
+            shop.wait_for_lanes(1)
+            with shop.worker(lanes=2, deploy=IN_A_CENTURY):
+                wait_until(
+                    lambda: (shop.view().lanes, shop.view().epoch) == (1, 4),
+                    what="there is one lane again",
+                )
+                shop.send(20)
+                shop.wait_until_handled()
 
 
 def test_a_worker_of_a_former_epoch_that_hangs_does_not_hold_up_the_next(shop: Shop) -> None:

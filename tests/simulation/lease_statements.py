@@ -123,6 +123,8 @@ def describe(transaction: Transaction, parameters: Parameters) -> Rows:
 def agree(transaction: Transaction, parameters: Parameters) -> Rows:
     database = transaction.database
     deployed_at = parameters["deployed_at"].timestamp()
+    if parameters["needs_one_lane"] and database.lanes > 1:
+        deployed_at = max(database.machine.now, database.deployed_at + 1e-6)
     if deployed_at > database.deployed_at:
         if parameters["lanes"] != database.lanes:
             begin_epoch(database, parameters["lanes"])

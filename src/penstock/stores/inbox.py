@@ -72,7 +72,8 @@ class Inbox:
     ) -> Registration:
         """Enter a consumer into the books, once; later starts find it there.
 
-        The lane count is the books', unless `deployed_at` is later than when it was decided.
+        The lane count is the books', unless `deployed_at` is later than when it was decided, or
+        the order of the whole stream demands one.
         """
         stream_name = self._stream_of(connection, consumer)
         if stream_name is None:
@@ -98,7 +99,12 @@ class Inbox:
         )
         row = connection.execute(
             self._lane_sql["agree"],
-            {"consumer": consumer, "lanes": options.lanes, "deployed_at": deployed_at},
+            {
+                "consumer": consumer,
+                "lanes": options.lanes,
+                "needs_one_lane": options.order == "stream",
+                "deployed_at": deployed_at,
+            },
         ).fetchone()
         assert row is not None
         return Registration(consumer, *row)

@@ -1,7 +1,13 @@
 -- name: agree
--- The books win over the code, unless a later deploy asks for another count.
+-- The books win over the code, unless a later deploy asks for another count. Whoever lets nothing
+-- pass a failing event needs the only lane there is, whenever it was deployed: it takes the word
+-- of those who want several as of now, and one lane suits them too.
 SELECT stream_name, start_position, lanes, epoch, settled_to
-  FROM events.agree_on_lanes(%(consumer)s, %(lanes)s, %(deployed_at)s)
+  FROM events.agree_on_lanes(%(consumer)s, %(lanes)s, (
+       SELECT CASE WHEN %(needs_one_lane)s AND c.lanes > 1
+                   THEN greatest(clock_timestamp(), c.deployed_at + interval '1 microsecond')
+                   ELSE %(deployed_at)s END
+         FROM events.consumer c WHERE c.name = %(consumer)s))
 
 -- name: watch
 -- Everything that decides on which lanes a worker holds, at one moment, without a lock.
