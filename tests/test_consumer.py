@@ -632,6 +632,27 @@ def test_a_connection_lost_in_mid_batch_is_no_attempt(bench: Workbench) -> None:
     assert effects(bench) == []
 
 
+def test_a_lease_that_runs_out_cuts_the_connection_that_is_in_use_by_then(
+    bench: Workbench,
+) -> None:
+    bench.send(1)
+    bench.publish()
+    consumer = bench.consumer(write_effect)
+    run_until_idle(consumer)
+    consumer._workplace.renew(is_doubtful=True)
+    bench.send(1)
+    bench.publish()
+    lease = consumer._lease
+    assert lease is not None
+    (keeper,) = (keeper for keeper in bench.keepers if keeper.is_held(lease))
+    held = keeper._held[lease.stream_name, lease.role]
+    assert held.end is not None
+    held.end()
+    with pytest.raises(ServerUnavailable):
+        run_until_idle(consumer)
+    assert effects(bench) == [1]
+
+
 @pytest.mark.parametrize("handler", [asynchronously, on_psycopg_cursor])
 def test_a_connection_lost_between_batches_is_told_by_nobody_but_us(
     bench: Workbench, handler: Callable[..., Any], caplog: pytest.LogCaptureFixture

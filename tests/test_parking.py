@@ -179,6 +179,33 @@ def test_what_a_batch_does_not_come_to_is_neither_parked_nor_taken_for_handled(
     assert outcomes(bench) == {"handled": list(range(1, 10))}
 
 
+def test_what_is_due_beside_a_redriven_event_has_all_its_attempts(bench: Workbench) -> None:
+    bench.send(5)  # 5 waits behind 2
+    bench.publish()
+    moody = Moody(1, 2)
+    lane = bench.consumer(moody.on_session, retry=LATER)
+    run_until_idle(lane)
+    redrive = Operation(bench.connection, "redrive", {}, consumer=None, by="me", reason="")
+    moody.error = FatalError("not today")
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 1"
+    )
+    look_now(lane)
+    run_until_idle(lane)
+    assert redrive.move(bench.rows("SELECT id FROM events.dead_letter")) == 1
+    bench.connection.execute("DELETE FROM events.parked_event WHERE position = 2")
+    bench.connection.execute(
+        "UPDATE events.parked_event SET next_attempt_at = clock_timestamp() WHERE position = 5"
+    )
+    moody.bad, moody.error = {5}, ValueError("not today")
+    look_now(lane)
+    with heard(signals.EventBuried) as buried:
+        drive(lane, lambda: 1 in effects(bench))
+        run_until_idle(lane)
+    assert buried == []
+    assert 5 in outcomes(bench)["parked"]
+
+
 class OutOfReach(Unsealing):
     """The data key of the second event, as long as the fourth fails."""
 
