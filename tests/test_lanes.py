@@ -307,6 +307,34 @@ def test_a_worker_of_a_former_epoch_that_hangs_does_not_hold_up_the_next(shop: S
     assert shop.effects() == shop.expected()
 
 
+def test_whoever_takes_a_lane_leaves_the_others_of_its_epoch_alone(shop: Shop) -> None:
+    in_hand, release = threading.Event(), threading.Event()
+
+    def take_time(event: Counted, connection: psycopg.Connection[Any]) -> None:
+        with connection.cursor() as cursor:
+            insert(event, cursor)
+        # Whoever has two lanes gives the second one away.
+        if lane_of(event.key, "", 2) == 0 and not in_hand.is_set():
+            in_hand.set()
+            release.wait(SOON_SECONDS)
+
+    with shop.worker(lanes=2):
+        shop.wait_for_shares(2)
+    shop.connection.execute("SELECT events.begin_epoch(%s, 2)", (CONSUMER,))
+    shop.send(30)
+    with (
+        told(signals.PredecessorEnded) as ended,
+        shop.publisher(),
+        shop.worker(lanes=2, handler=take_time),
+    ):
+        assert in_hand.wait(SOON_SECONDS)
+        with shop.worker(lanes=2):
+            shop.wait_for_shares(1, 1)
+            release.set()
+            shop.wait_until_handled()
+    assert ended == []
+
+
 def test_a_crash_is_remembered_over_a_change_of_lanes(shop: Shop) -> None:
     with shop.worker(lanes=2):
         shop.wait_for_shares(2)
