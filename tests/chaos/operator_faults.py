@@ -50,7 +50,8 @@ def handlers_slowed(scene: Scene, chance: random.Random) -> str | None:
     return f"handlers took {each * 1000:.0f} ms more for {duration:.2f} s"
 
 
-@fault("consumer-paused", takes=OPERATOR, weight=1.2)
+# Nothing else leads to ConsumerPaused and ConsumerResumed, each of which has to be hit.
+@fault("consumer-paused", takes=OPERATOR, weight=2.5)
 def consumer_paused(scene: Scene, chance: random.Random) -> str | None:
     """A consumer handles nothing for a while."""
     duration = chance.uniform(*PAUSE_SECONDS)
