@@ -148,8 +148,9 @@ class RedisLog:
         """Which database writes the log, as its record has it; None where nobody does."""
         key = record_key(self._prefix, stream_name)
         with self._asking(stream_name, key):
-            found: bytes | None = self._writer.call("HGET", key, "incarnation")
-        return None if found is None else found.decode(errors="replace")
+            # Users that read may ask with this command alone.
+            (found,) = self._writer.call("HMGET", key, "incarnation")
+        return None if found is None else str(found.decode(errors="replace"))
 
     def trim(self, stream_name: str, *, through: int) -> int:
         """Remove entries up to a position, never the last one. Returns how many."""
