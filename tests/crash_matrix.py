@@ -35,6 +35,8 @@ from tests.waiting import wait_until
 
 SENDER = "sender"
 WORKERS = (PUBLISHER, *CONSUMERS)
+# Those that begin with events which have no position yet.
+EAGER = ("session", "cursor")
 PARALLEL = 2
 REACH_SECONDS = 30.0
 TRIES_MAX = 2
@@ -75,6 +77,7 @@ EMITTERS: dict[str, tuple[Emitter, ...]] = {
     "ForgeryFound": (Emitter(CONSUMERS, p.LogAltered),),
     "HolePassed": (Emitter(CONSUMERS, p.StandbyPromoted),),
     "HotTierRead": (Emitter(CONSUMERS, nth_max=4),),
+    "EarlyEventRead": (Emitter(EAGER, nth_max=20),),
     "WarmTierRead": (Emitter(CONSUMERS, p.LogTrimmed),),
     "BatchClaimed": (Emitter(CONSUMERS, nth_max=4), Emitter(CONSUMERS, p.Moody, nth_max=40)),
     "EventHandled": (Emitter(CONSUMERS, nth_max=30), Emitter(CONSUMERS, p.Moody, nth_max=90)),
@@ -114,6 +117,7 @@ NOT_REACHABLE: dict[str, str] = {
     "PruningFailed": "needs a lock or a missing privilege; its batch was rolled back",
     "ConsumerStartedLate": "needs a pruned outbox; nothing is written before it",
     "HotWindowOnly": "needs a stream of another service; nothing is written before it",
+    "EarlyEventGivenUp": "is told after its rollback, like BatchRolledBack",
     "ColdTierRead": "needs a pruned outbox; nothing is written before it",
     "ReplayBegan": "is emitted by a command; see tests/test_replay.py, which kills replays",
     "ReplayFinished": "like ReplayBegan",

@@ -29,7 +29,17 @@ from penstock.telemetry.signals import Signal
 from penstock.telemetry.tracing import LINKS_MAX, SPANS
 
 PATH = Path(__file__).parent.parent / "docs" / "SIGNALS.md"
-ORDER = ("line", "failure", "keys", "archive", "replay", "timers", "redis_timers", "work")
+ORDER = (
+    "line",
+    "reading",
+    "failure",
+    "keys",
+    "archive",
+    "replay",
+    "timers",
+    "redis_timers",
+    "work",
+)
 HEAD = f"""\
 # Signals
 

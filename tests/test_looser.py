@@ -163,7 +163,7 @@ def test_what_a_failing_event_has_kept_from_going_on_is_called_once(
             write(session, event.n)
 
     lane = bench.consumer(handler, retry=AT_ONCE, order="stream", **AT_LEAST)
-    drive(lane, lambda: lane._cursor == 4 and not lane._live and lane._ahead is None)
+    drive(lane, lambda: lane._intake.cursor == 4 and not lane._live and not lane._intake.has_more)
     run_until_idle(lane)
     assert calls == [1] * failures + [1, 2, 3, 4]
     assert effects(bench) == [1, 2, 3, 4]

@@ -128,6 +128,9 @@ def test_signals_are_counted_under_the_stream_of_their_consumer() -> None:
         emit(signals.LeaseLost("orders", "publisher", "owner", "why"))
         emit(signals.TimersFired(5, 3))
         emit(signals.ServerLost("worker", "Redis", "away"))
+        emit(signals.EarlyEventRead("shop.bill", 10))
+        emit(signals.EarlyEventRead("shop.bill", 10))
+        emit(signals.EarlyEventGivenUp("shop.bill", 10, "why"))
         emit(signals.HotTierRead("shop.bill", 1, 10))
         emit(signals.ColdTierRead("shop.bill", 11, 11))
         found = of(meters.sums)
@@ -139,6 +142,8 @@ def test_signals_are_counted_under_the_stream_of_their_consumer() -> None:
         "events_pipeline.consumer.buried": 1,
         "events_pipeline.consumer.unknown_event_type": 0,
         "events_pipeline.consumer.shredded": 0,
+        "events_pipeline.consumer.begun_early": 2,
+        "events_pipeline.consumer.begun_in_vain": 1,
     }
     assert found["events_pipeline.leases.changes"] == {
         ("consumer", "acquired"): 1,

@@ -30,7 +30,6 @@ RARE = (
     "fence that lets everybody pass",
     "numbering without a lock",
     "epoch that starts at the highest checkpoint",
-    "lane that reads on past what is at hand",
     "survey that asks nobody",
 )
 """Bugs that only one history in a hundred runs into, or fewer."""

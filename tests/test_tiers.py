@@ -120,7 +120,7 @@ def test_a_poisoned_id_neither_blocks_nor_busies_a_reader(bench: Workbench, clie
         consumer.wait(threading.Event())
         run_until_idle(consumer)
     assert len(gaps) == 1
-    assert consumer._window.is_polling(consumer._cursor)
+    assert consumer._intake._window.is_polling(consumer._intake.cursor)
     published(bench, 2)
     drive(consumer, lambda: len(effects(bench)) == 5)
     assert hot_ids(bench.settings.redis_url or "", "orders") == ids(4, 5)
@@ -214,7 +214,7 @@ def test_a_log_ahead_of_postgres_leaves_a_hole_that_everybody_steps_over(
         *ids(1, 6),
         *ids(last, last + 2),
     ]
-    drive(consumer, lambda: consumer._cursor == last + 2)
+    drive(consumer, lambda: consumer._intake.cursor == last + 2)
     assert set(effects(bench)) <= {1, 2, 3, 4, 5, 6, last + 1, last + 2}
     if lanes == 1:
         assert effects(bench) == [1, 2, 3, 4, 5, 6, last + 1, last + 2]
@@ -227,7 +227,7 @@ def test_a_hole_is_passed_on_the_warm_tier_too(bench: Workbench, client: Any) ->
     _, last = hole_of(bench)
     client.flushdb()
     with heard(signals.HolePassed) as passed:
-        drive(consumer := bench.consumer(note), lambda: consumer._cursor == last + 1)
+        drive(consumer := bench.consumer(note), lambda: consumer._intake.cursor == last + 1)
     assert effects(bench) == [1, 2, last + 1]
     assert passed == [signals.HolePassed("test.consumer", 3, last)]
 
@@ -283,7 +283,7 @@ def test_after_a_failover_numbering_goes_on_behind_a_hole(bench: Workbench) -> N
     first, last = hole_of(bench)
     assert first == 3
     assert [type(signal) for signal in skipped] == [signals.PositionsSkipped]
-    drive(consumer := bench.consumer(note), lambda: consumer._cursor == last + 3)
+    drive(consumer := bench.consumer(note), lambda: consumer._intake.cursor == last + 3)
     assert effects(bench) == [1, 2, last + 1, last + 2, last + 3]
 
 
@@ -432,7 +432,7 @@ def test_a_log_that_takes_nothing_delays_nobody_and_raises_the_alarm(
             for _ in range(5):
                 bench.send(9)
                 publisher.step()
-                drive(consumer, lambda: consumer._cursor == bench.head())
+                drive(consumer, lambda: consumer._intake.cursor == bench.head())
             assert effects(bench) == list(range(1, 48))
             delays = [s.behind for s in told if isinstance(s, signals.PublishingDelayed)]
             assert delays == [18, 36]
@@ -504,7 +504,7 @@ def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
 ) -> None:
     consumer = bench.consumer(note, lanes=2)
     published(bench, 6)
-    consumer._window.read(1, after=5, count=1, wait_seconds=0.0)
+    consumer._intake._window.read(1, after=5, count=1, wait_seconds=0.0)
     client.delete(log_key("orders"))
     rests = Rests()
     assert consumer.step().is_idle
@@ -545,7 +545,7 @@ def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_res
 ) -> None:
     consumer, looks = bench.consumer(note), looks_into_the_outbox(monkeypatch)
     client.set(log_key("orders"), "something else")
-    drive(consumer, lambda: consumer._window.is_polling(consumer._cursor))
+    drive(consumer, lambda: consumer._intake._window.is_polling(consumer._intake.cursor))
     looks.clear()
     rests = Rests()
     assert consumer.step().is_idle

@@ -216,8 +216,11 @@ class ModelWorker:
             machine.note(f"{NAMES.get(query)} {parameters}")
         return statement_for(query)(transaction, parameters)
 
-    def commit_after(self, query: str, parameters: Parameters) -> None:
+    def commit_after(
+        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
+    ) -> None:
         self._arrive()
+        assert confirm is None, "nothing is begun early here"
         transaction = self._transaction
         assert transaction is not None
         self._run(transaction, query, parameters)

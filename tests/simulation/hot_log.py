@@ -156,6 +156,7 @@ class ModelHotLog:
         after: int,
         count: int,
         wait_seconds: float,
+        unless: int | None = None,  # noqa: ARG002
     ) -> list[tuple[int, bytes]]:
         server = self._arrive("read")
         found = self._behind(after, count)

@@ -194,20 +194,6 @@ def stream_that_waits_without_rest() -> AbstractContextManager[Any]:
     return patch.object(Lane, "wait", impatient)
 
 
-def lane_that_reads_on_past_what_is_at_hand() -> AbstractContextManager[Any]:
-    """It waits for the next entries where it still has some."""
-    wait = Lane.wait
-
-    def eager(self: Any, stop: Any) -> None:
-        live, self._live = self._live, ()
-        try:
-            wait(self, stop)
-        finally:
-            self._live = live
-
-    return patch.object(Lane, "wait", eager)
-
-
 def survey_that_asks_nobody() -> AbstractContextManager[Any]:
     """A handler that is called first is called for whatever was read."""
     return _instead(
@@ -253,7 +239,6 @@ MUTANTS: dict[str, Mutant] = {
         parked_event_that_is_not_taken_away,
         stream_that_goes_on_behind_a_failing_event,
         stream_that_waits_without_rest,
-        lane_that_reads_on_past_what_is_at_hand,
         survey_that_asks_nobody,
         handler_that_is_called_before_its_only_attempt_is_written_down,
         failure_of_an_only_attempt_that_is_kept_quiet,

@@ -44,6 +44,11 @@ class Batch:
         """The last position that this batch settles or passes."""
         return self.through
 
+    @property
+    def is_early(self) -> bool:
+        """Whether it is one event that nobody has numbered yet: its position is a guess."""
+        return self.entries[0].is_early
+
     def after(self, position: int) -> Batch | None:
         """What is left of the batch behind a position."""
         rest = tuple(entry for entry in self.entries if entry.position > position)

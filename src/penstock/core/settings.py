@@ -35,6 +35,7 @@ class Settings:
     hot_log_bytes_max: int = 256 * MEBIBYTE
     mac_key: str | None = None
     brownout: bool = True
+    early_events: bool = True
     outbox_backlog_max: int = 100_000
     shutdown_seconds: float = 30.0
     heartbeat_timeout_seconds: float = 30.0

@@ -12,7 +12,7 @@ import psycopg
 from penstock.core.failures import attribute_of, describe, is_raised_by
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
-from penstock.core.options import ConsumerOptions
+from penstock.core.options import ConsumerOptions, Guarantee
 from penstock.errors import HandlerTimeout, LeaseLost, ServerUnavailable
 from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.ledger import Ledger
@@ -45,6 +45,22 @@ class Attempt(Protocol):
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
 
 
+class NotFollowing(Exception):
+    """An early event was handled for nothing: it is not, or not yet, where it was expected."""
+
+
+def may_run_ahead(options: ConsumerOptions, plan: HandlerPlan) -> bool:
+    """Whether to call a handler before it is certain that it has to be called.
+
+    One that awaits, or whose time is limited, would be charged for what it waits for. One that
+    wants its events singly has effects outside of the database, as a rule, and is never called
+    for nothing.
+    """
+    is_plain = not plan.is_async and options.timeout_seconds is None
+    is_in_batches = options.batch_size > 1
+    return is_plain and is_in_batches and options.guarantee is Guarantee.EXACTLY_ONCE
+
+
 class ExactlyOnce:
     """The handler's writes, the deduplication rows and the checkpoint commit together."""
 
@@ -60,24 +76,31 @@ class ExactlyOnce:
         seams: ConsumerSeams,
     ) -> None:
         self._consumer = consumer
-        self._options = options
         self._plan = plan
         self._ledger = ledger
         self._worker = worker
         self._seams = seams
         self._calls = calls
         # Under a time limit every statement is awaited, so that its time is the handler's.
+        self._may_run_ahead = may_run_ahead(options, plan)
         self._may_pipeline = plan.can_pipeline and options.timeout_seconds is None
         self._claim: Claim | None = None
 
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
-        if not self._may_claim_ahead(batch, lease):
+        is_ahead = self._may_claim_ahead(batch, lease)
+        if batch.is_early and not is_ahead:
+            raise HandlerFailed(NotFollowing("It may have to wait, or be settled."), None)
+        if not is_ahead:
             return self._run(batch, lease, ahead=False)
         try:
             return self._run(batch, lease, ahead=True)
         except HandlerFailed:
-            if self._claim is None or not self._ledger.inbox.fell_short(self._worker, self._claim):
+            if (
+                batch.is_early
+                or self._claim is None
+                or not self._ledger.inbox.fell_short(self._worker, self._claim)
+            ):
                 raise
         # Some of it was settled before. That is nobody's failure, and nothing of it was kept.
         return self._run(batch, lease, ahead=False)
@@ -85,17 +108,10 @@ class ExactlyOnce:
     def _may_claim_ahead(self, batch: Batch, lease: Lease) -> bool:
         """Whether to call the handler while the server still writes the deduplication rows.
 
-        Not where something may be settled, or has to wait behind a parked event. A handler that
-        awaits, or whose time is limited, gains nothing or would be charged for the claim. One that
-        wants its events singly has effects outside of the database, as a rule, and is never called
-        for a settled one.
+        Not where something may be settled, or has to wait behind a parked event.
         """
         is_first_try = not (batch.is_careful or batch.is_suspect or batch.is_parked)
-        is_plain = not self._plan.is_async and self._options.timeout_seconds is None
-        is_in_batches = self._options.batch_size > 1
-        if not (is_first_try and is_plain and is_in_batches):
-            return False
-        return self._ledger.is_all_new(batch, lease)
+        return is_first_try and self._may_run_ahead and self._ledger.is_all_new(batch, lease)
 
     @traced
     def _run(self, batch: Batch, lease: Lease, *, ahead: bool) -> Settled:

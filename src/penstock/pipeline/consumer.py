@@ -14,6 +14,7 @@ import psycopg
 from penstock.core.lanes import LaneView, lanes_for
 from penstock.core.progress import AGAIN, Progress
 from penstock.errors import ServerUnavailable
+from penstock.pipeline.attempt import may_run_ahead
 from penstock.pipeline.consuming import Consuming, Crew
 from penstock.pipeline.foreign_stream import ForeignStream
 from penstock.pipeline.lane import Lane
@@ -21,6 +22,7 @@ from penstock.pipeline.reader import Reader, TierReader
 from penstock.pipeline.replaying import RangeReader
 from penstock.pipeline.window import StreamWindow
 from penstock.stores.cold_tier import ColdTier, own_cold_tier
+from penstock.stores.early_events import EarlyEvents
 from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
@@ -62,6 +64,7 @@ class Consumer:
         self._working: dict[int, str] = {}
         self._is_paused = False
         self._hot_log = open_log()
+        self._early_events: EarlyEvents | None = None
         self._foreign: ForeignStream | None = None
         if consuming.source is not None:
             self._foreign = ForeignStream(consuming, consuming.source, self._hot_log)
@@ -90,6 +93,8 @@ class Consumer:
             self._consuming.leases.join(self._consuming.control(), self._name)
             return AGAIN
         self._note_pause(view)
+        if self._early_events is not None:
+            self._early_events.drain()
         wanted = lanes_for(view, worker_id)
         self._adjust(wanted)
         self._write_letters()
@@ -127,6 +132,7 @@ class Consumer:
     def _close_tiers(self) -> None:
         if self._foreign is not None:
             self._foreign.close()
+        self._close_early_events()
         self._hot_log.close()
 
     def _open_cold_tier(self) -> ColdTier | None:
@@ -172,7 +178,7 @@ class Consumer:
         def incarnation() -> str:
             return streams.incarnation(consuming.control())
 
-        def reader() -> Reader:
+        def reader(early_events: EarlyEvents | None = None) -> Reader:
             reader = TierReader(
                 self._name,
                 consuming.stream_name,
@@ -181,13 +187,41 @@ class Consumer:
                 self._open_cold_tier(),
                 brownout=brownout,
                 incarnation=incarnation if self._foreign is None else None,
+                early_events=early_events,
             )
             replay = consuming.replay
             return reader if replay is None else RangeReader(reader, replay.last)
 
+        self._close_early_events()
+        if self._is_eager:
+            self._early_events = EarlyEvents(
+                consuming.settings.database_url, consuming.stream_name, consuming.settings.schema
+            )
         return StreamWindow(
-            self._known.lanes, consuming.options.batch_size, ahead=reader(), behind=reader()
+            self._known.lanes,
+            consuming.options.batch_size,
+            ahead=reader(self._early_events),
+            behind=reader(),
         )
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether to begin with events that are not published yet, where nothing else is to do."""
+        consuming, settings = self._consuming, self._consuming.settings
+        return (
+            settings.early_events
+            and settings.wakeup == "notify"
+            and self._hot_log.keeps_entries
+            and self._foreign is None
+            and consuming.replay is None
+            and self._known.lanes == 1
+            and may_run_ahead(consuming.options, consuming.plan)
+        )
+
+    def _close_early_events(self) -> None:
+        if self._early_events is not None:
+            self._early_events.close()
+            self._early_events = None
 
     def _adjust(self, wanted: set[int]) -> None:
         before = set(self._working)

@@ -21,12 +21,13 @@ from penstock.errors import LeaseLost, PositionMissing, ServerUnavailable
 from penstock.pipeline.attempt import Settled
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.consuming import Consuming
+from penstock.pipeline.intake import Intake
 from penstock.pipeline.judgement import Blocked
 from penstock.pipeline.losses import failure_of
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.suspicion import Suspicion
 from penstock.pipeline.unsealing import Unsealing
-from penstock.pipeline.window import Scan, StreamWindow
+from penstock.pipeline.window import StreamWindow
 from penstock.pipeline.workplace import Workplace
 from penstock.stores.inbox import Registration
 from penstock.stores.lanes import Lanes
@@ -70,11 +71,8 @@ class Lane:
         self._losses = consuming.losses
         self._known = known
         self._lane = lane
-        self._window = window
         self._lease: Lease | None = None
-        self._cursor = 0
-        self._ahead: Scan | None = None
-        self._missing: PositionMissing | None = None
+        self._intake = Intake(window, lane, consuming.options.batch_size)
         self._live: deque[Batch] = deque()
         self._parked: deque[Batch] = deque()
         self._is_parked_turn = True
@@ -96,7 +94,9 @@ class Lane:
             parked=Parked(schema),
             control=consuming.control,
         )
-        self._workplace = Workplace(self._consuming, self._parking, self._unsealing)
+        self._workplace = Workplace(
+            self._consuming, self._parking, self._unsealing, self._intake.confirm
+        )
 
     def step(self) -> Progress:
         """Settle one batch. Nothing is settled without the lease."""
@@ -110,32 +110,24 @@ class Lane:
         if not self._leases.is_held(self._lease):
             raise self._lost("it could not be renewed in time")
         try:
-            if self._missing is not None:
-                raise self._missing
             batch = self._next_batch()
         except PositionMissing as missing:
-            self._missing = None
-            return self._blocked(self._cursor + 1, str(missing))
+            return self._blocked(self._intake.cursor + 1, str(missing))
         return self._idle(self._lease) if batch is None else self._settle(batch, self._lease)
 
     def wait(self, stop: threading.Event) -> None:
         """Wait for the next entries, unless some are at hand; these are kept for the next step."""
         is_blocked = self._parking.blocks_stream
-        if not is_blocked and (self._lease is None or self._live or self._ahead is not None):
+        if not is_blocked and (self._lease is None or self._live or self._intake.has_more):
             return
         # Nobody wakes a lane that polls; its step has just read, and the next one reads again.
-        is_polling = self._window.is_polling(self._cursor)
+        is_polling = self._intake.is_polling
         seconds = BROWNOUT_POLL_SECONDS if is_polling else WAIT_SECONDS
         seconds = min(seconds, self._parking.due_seconds)
         if is_polling or is_blocked:
             stop.wait(seconds)
             return
-        try:
-            scan = self._read(wait_seconds=seconds)
-            self._ahead = scan if scan.through > self._cursor else None
-        except PositionMissing as missing:
-            # For the next step to tell: it might be asked too soon to find out by itself.
-            self._missing = missing
+        self._intake.wait(seconds)
 
     def close(self) -> None:
         """Give back the lease and the connection."""
@@ -145,8 +137,8 @@ class Lane:
                 if self._losses.letters:
                     self._write_letters()
             if lease is not None:
-                if self._cursor > lease.checkpoint:
-                    self._lanes.advance(self._control(), lease, self._cursor)
+                if self._intake.cursor > lease.checkpoint:
+                    self._lanes.advance(self._control(), lease, self._intake.cursor)
                 self._leases.release(self._control(), lease)
         except (psycopg.Error, ServerUnavailable) as error:
             if lease is not None:
@@ -171,7 +163,7 @@ class Lane:
             return None
         # From another thread: whatever is being handled must end now, by whatever worker it is.
         self._leases.guard(lease, lambda: self._workplace.worker.interrupt())  # noqa: PLW0108 - of then
-        self._cursor = lease.checkpoint
+        self._intake.cursor = lease.checkpoint
         # Whoever held it before died or hung, perhaps because of what it had in hand: no more
         # than a batch, and nothing that has come since.
         suspects = 0 if lease.was_clean else self._options.batch_size
@@ -198,10 +190,10 @@ class Lane:
             return None
         if self._live:
             return self._live.popleft()
-        scan, self._ahead = self._ahead or self._read(wait_seconds=0.0), None
+        cursor = self._intake.cursor
+        scan = self._intake.take()
         if not scan.entries:
-            self._is_passing = scan.through > self._cursor
-            self._cursor = scan.through
+            self._is_passing = scan.through > cursor
             return None
         emit(signals.BatchRead(self._name, scan.entries[0].position, scan.entries[-1].position))
         batch = Batch(
@@ -213,22 +205,15 @@ class Lane:
         self._live.extend(self._suspicion.parts(batch) or self._losses.parts(batch))
         return self._live.popleft()
 
-    def _read(self, wait_seconds: float) -> Scan:
-        return self._window.read(
-            self._lane,
-            after=self._cursor,
-            count=self._options.batch_size,
-            wait_seconds=wait_seconds,
-        )
-
     def _idle(self, lease: Lease) -> Progress:
         """Nothing to settle here; how far the lane has looked is written down now and then."""
         now = time.monotonic()
-        if self._cursor > lease.checkpoint and now >= self._advance_at and not self._live:
+        cursor = self._intake.cursor
+        if cursor > lease.checkpoint and now >= self._advance_at and not self._live:
             self._advance_at = now + ADVANCE_SECONDS
-            if not self._lanes.advance(self._control(), lease, self._cursor):
+            if not self._lanes.advance(self._control(), lease, cursor):
                 raise self._lost("another worker holds it")
-            self._advanced(lease.at(self._cursor))
+            self._advanced(lease.at(cursor))
         return AGAIN if self._is_passing else IDLE
 
     def _advanced(self, lease: Lease) -> Lease:
@@ -240,6 +225,8 @@ class Lane:
 
     def _settle(self, batch: Batch, lease: Lease) -> Progress:
         with self._unsealing.openable(batch) as openable:
+            if openable.batch is None and batch.is_early:
+                return self._give_up(batch, openable.reason)
             if openable.batch is None and batch.is_parked:
                 self._parking.put_off(batch, openable.reason, BLOCKED_PAUSE_SECONDS)
                 return AGAIN
@@ -267,9 +254,14 @@ class Lane:
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except HandlerFailed as failure:
+            if batch.is_early:
+                self._workplace.renew(is_doubtful=failure.was_interrupted)
+                return self._give_up(batch, describe_about(failure.error, batch.entries))
             return self._after_failure(batch, lease, failure)
         except ServerUnavailable as error:
-            if not (self._leases.is_held(lease) and self._losses.note(batch, error)):
+            if batch.is_early or not (
+                self._leases.is_held(lease) and self._losses.note(batch, error)
+            ):
                 raise
             return self._after_failure(batch, lease, failure_of(batch, error))
         self._losses.forget(batch)
@@ -278,7 +270,7 @@ class Lane:
     def _committed(self, batch: Batch, lease: Lease, settled: Settled) -> Progress:
         if not batch.is_parked:
             lease = self._advanced(lease.at(settled.last))
-            self._cursor = max(self._cursor, settled.last)
+            self._intake.pass_by(settled.last)
             self._blocked_at = None
         self._faults_in_a_row = 0
         rest = batch.after(settled.last)
@@ -287,6 +279,12 @@ class Lane:
         if rest is not None:
             self._queue_of(batch).appendleft(rest)
         return Progress(len(batch.entries) - (len(rest.entries) if rest else 0))
+
+    def _give_up(self, batch: Batch, reason: str) -> Progress:
+        """An early event is nobody's failure, and not kept: it comes again when it is published."""
+        emit(signals.EarlyEventGivenUp(self._name, batch.first, reason))
+        self._intake.may_begin_early = False
+        return AGAIN
 
     def _after_failure(self, batch: Batch, lease: Lease, failure: HandlerFailed) -> Progress:
         reason = describe_about(failure.error, batch.entries)
@@ -345,6 +343,6 @@ class Lane:
         assert lease is not None
         self._live.clear()
         self._parked.clear()
-        self._ahead = None
+        self._intake.forget()
         self._leases.forget(lease, reason)
         return LeaseLost(f"{lease.role} on {lease.stream_name}: {reason}")

@@ -5,7 +5,8 @@ The guarantees differ in when the handler is called: in between, before, or afte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from penstock.core.contracts import known_types
 from penstock.core.isolation import Batch
@@ -43,6 +44,7 @@ class Ledger:
         worker: WorkerConnection,
         seams: ConsumerSeams,
         unsealing: Unsealing,
+        confirm: Callable[[Batch], None],
     ) -> None:
         self._consumer = consumer
         self._options = options
@@ -52,6 +54,7 @@ class Ledger:
         self._worker = worker
         self._seams = seams
         self._unsealing = unsealing
+        self._confirm = confirm
         self._keeps_order = options.order != "none"
         self.inbox = Inbox(schema)
         self.parked = Parked(schema)
@@ -162,12 +165,16 @@ class Ledger:
         handled: int,
         skipped: int = 0,
     ) -> None:
-        """Seal, fence and COMMIT; the checkpoint moves to `last`, unless it is past the batch."""
+        """Seal, fence and COMMIT; the checkpoint moves to `last`, unless it is past the batch.
+
+        An early event has to be confirmed before the COMMIT.
+        """
         if batch.is_suspect:
             self.suspects.finish_within(self._worker, self._consumer, batch.first)
         emit(signals.BatchSealed(self._consumer, last))
         checkpoint = lease.checkpoint if batch.is_parked else last
-        self.inbox.commit(self._worker, claim, lease, checkpoint)
+        confirm = partial(self._confirm, batch) if batch.is_early else None
+        self.inbox.commit(self._worker, claim, lease, checkpoint, confirm)
         if not batch.is_parked:
             emit(signals.BatchCommitted(self._consumer, batch.first, last, handled, skipped))
         elif handled:

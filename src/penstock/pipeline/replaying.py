@@ -29,7 +29,14 @@ class RangeReader:
         """Whether nobody wakes this reader: behind its end, nobody ever does."""
         return self._is_at_end or self._reader.is_polling
 
-    def read(self, *, after: int, count: int, wait_seconds: float) -> Stretch:
+    def read(
+        self,
+        *,
+        after: int,
+        count: int,
+        wait_seconds: float,
+        early: bool = False,  # noqa: ARG002 - all of a range has positions
+    ) -> Stretch:
         """Up to `count` entries that follow `after`, and none behind the end."""
         left = self._last - after
         self._is_at_end = left <= 0

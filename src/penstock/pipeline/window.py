@@ -22,6 +22,10 @@ class Scan(NamedTuple):
     entries: list[Entry]
     through: int
 
+    def behind(self, position: int) -> Scan:
+        """What is left of it behind a position that it reaches."""
+        return Scan([entry for entry in self.entries if entry.position > position], self.through)
+
 
 class StreamWindow:
     """The part of a stream just before its end, kept for all lanes of one consumer.
@@ -58,13 +62,18 @@ class StreamWindow:
         """Whether nobody wakes a lane there: it is behind the window, or the hot log is away."""
         return after + 1 < self._first or self._ahead.is_polling
 
-    def read(self, lane: int, *, after: int, count: int, wait_seconds: float) -> Scan:
+    def read(
+        self, lane: int, *, after: int, count: int, wait_seconds: float, early: bool = False
+    ) -> Scan:
         """A lane's next entries, at most `count`; waits where there is nothing behind `after`.
 
-        Raises PositionMissing, never skips.
+        `early`: whether one that has no position yet will do; only an only lane gets one. Raises
+        PositionMissing, never skips.
         """
         if self._lanes == 1:
-            return Scan(*self._ahead.read(after=after, count=count, wait_seconds=wait_seconds))
+            return Scan(
+                *self._ahead.read(after=after, count=count, wait_seconds=wait_seconds, early=early)
+            )
         with self._changed:
             if after + 1 >= self._first:
                 return self._read_here(lane, after, count, wait_seconds)

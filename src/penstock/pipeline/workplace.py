@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,8 +28,15 @@ from penstock.telemetry.bus import is_wanted
 class Workplace:
     """Opened with a lane; renewed when its connection cannot be trusted any more."""
 
-    def __init__(self, consuming: Consuming, parking: Parking, unsealing: Unsealing) -> None:
+    def __init__(
+        self,
+        consuming: Consuming,
+        parking: Parking,
+        unsealing: Unsealing,
+        confirm: Callable[[Batch], None],
+    ) -> None:
         self._consuming = consuming
+        self._confirm = confirm
         self._parking = parking
         self._unsealing = unsealing
         self._open()
@@ -92,6 +99,7 @@ class Workplace:
             worker=worker,
             seams=seams,
             unsealing=unsealing,
+            confirm=self._confirm,
         )
         self._judgement = Judgement(
             name,

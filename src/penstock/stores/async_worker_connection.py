@@ -194,8 +194,15 @@ class AsyncWorkerConnection:
         """Run a stage's work from inside a handler."""
         return await self._sqlalchemy.run_sync(lambda _: work())
 
-    def commit_after(self, query: str, parameters: Parameters) -> None:
-        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT."""
+    def commit_after(
+        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
+    ) -> None:
+        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT.
+
+        So does whatever `confirm` raises.
+        """
+        if confirm is not None:
+            confirm()
 
         async def commit(driver: GuardedAsyncConnection) -> None:
             async with _one_trip(driver):

@@ -87,11 +87,18 @@ class HotLog(Protocol):
         """
 
     def read(
-        self, stream_name: str, *, after: int, count: int, wait_seconds: float
+        self,
+        stream_name: str,
+        *,
+        after: int,
+        count: int,
+        wait_seconds: float,
+        unless: int | None = None,
     ) -> list[tuple[int, bytes]]:
         """Positions and raw entries behind `after`, waiting for the first one if need be.
 
-        What is not an entry of Penstock's comes as b"".
+        It stops waiting when the descriptor `unless` becomes readable. What is not an entry of
+        Penstock's comes as b"".
         """
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
@@ -161,6 +168,7 @@ class NoHotLog:
         after: int,  # noqa: ARG002
         count: int,  # noqa: ARG002
         wait_seconds: float,
+        unless: int | None = None,  # noqa: ARG002
     ) -> list[tuple[int, bytes]]:
         """Nothing, as soon as any stream has new positions or the time is over."""
         self._heard = self._announcements.wait(self._heard, wait_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -201,9 +201,17 @@ class Inbox:
         )
 
     def commit(
-        self, worker: WorkerConnection, claim: Claim, lease: Lease, new_checkpoint: int
+        self,
+        worker: WorkerConnection,
+        claim: Claim,
+        lease: Lease,
+        new_checkpoint: int,
+        confirm: Callable[[], None] | None = None,
     ) -> None:
-        """Seal, fence, move the checkpoint and commit: all of it or nothing."""
+        """Seal, fence, move the checkpoint and commit: all of it or nothing.
+
+        Nothing, too, if `confirm` raises.
+        """
         try:
             worker.commit_after(
                 self._sql["fence"],
@@ -217,6 +225,7 @@ class Inbox:
                     "old_checkpoint": lease.checkpoint,
                     "new_checkpoint": new_checkpoint,
                 },
+                confirm,
             )
         except psycopg.Error as error:
             raise _translated(error) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,60 @@ class Script:
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+class Question:
+    """A command and its reply, on a connection that rests again afterwards."""
+
+    def __init__(
+        self, connection: Any, resting: list[tuple[Any, float]], seconds: float = 0.0
+    ) -> None:
+        self._connection = connection
+        self._resting = resting
+        self.due_at = time.monotonic() + seconds
+
+    def send(self, words: tuple[Word, ...]) -> None:
+        """Send the command."""
+        try:
+            self._connection.send_command(*words)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def reply(self) -> Any:
+        """Wait for the reply."""
+        try:
+            reply = self._connection.read_response()
+        except BaseException:
+            self.give_up()
+            raise
+        self._resting.append((self._connection, time.monotonic()))
+        return reply
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its reply has waited for so long that it may have got lost meanwhile."""
+        return time.monotonic() > self.due_at + REST_SECONDS_MAX
+
+    def is_answered(self, deadline: float, unless: int | None = None) -> bool:
+        """Wait for the reply; False where the deadline or the descriptor `unless` comes first.
+
+        What is overdue counts as answered: to take the reply tells what is wrong.
+        """
+        seconds = min(deadline, self.due_at) - time.monotonic()
+        if seconds <= 0:
+            return time.monotonic() >= self.due_at
+        own = int(self._connection._sock.fileno())  # noqa: SLF001 - it has no other name
+        poll = select.poll()
+        for descriptor in (own,) if unless is None else (own, unless):
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))]
+        return own in ready or time.monotonic() >= self.due_at
+
+    def give_up(self) -> None:
+        """Close the connection: whoever uses it next must not get this reply."""
+        self._connection.disconnect()
+        self._resting.append((self._connection, _CLOSED))
+
+
 class RedisLink:
     """Connections made as a client makes its own, one for each thread that calls just now."""
 
@@ -52,18 +107,16 @@ class RedisLink:
 
     def call(self, *words: Word) -> Any:
         """Send a command and wait for its reply. Raises what redis-py raises; repeats nothing."""
-        connection = self._take()
-        used_at = _CLOSED
-        try:
-            connection.send_command(*words)
-            reply = connection.read_response()
-            used_at = time.monotonic()
-        except BaseException:
-            connection.disconnect()
-            raise
-        finally:
-            self._resting.append((connection, used_at))
-        return reply
+        return self.ask(*words).reply()
+
+    def ask(self, *words: Word, seconds: float = 0.0) -> Question:
+        """Send a command that is answered within `seconds`, for a reply that is taken later.
+
+        Raises what redis-py raises; then nobody need be waited for.
+        """
+        question = Question(self._take(), self._resting, seconds)
+        question.send(words)
+        return question
 
     def run(self, script: Script, keys: list[str], *arguments: Word) -> Any:
         """Run a script; a server that does not know it has done nothing, and is told it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from penstock.errors import PenstockError, ServerUnsuitable
 from penstock.stores.hot_log import Fence
 from penstock.stores.hot_log_keys import data_keys_key, log_key, record_key
 from penstock.stores.queries import lua
-from penstock.stores.redis_link import STUMBLES, RedisLink, Script, new_client
+from penstock.stores.redis_link import STUMBLES, Question, RedisLink, Script, new_client
 from penstock.stores.redis_refusals import Refusals
 
 VERSION_MIN = (6, 2)
@@ -55,6 +56,8 @@ class RedisLog:
         # has to be more patient than the longest wait.
         self._reader = RedisLink(new_client(url, WAIT_SECONDS_MAX + SOCKET_SECONDS))
         self._prober = RedisLink(new_client(url, PROBE_SECONDS, connect_seconds=PROBE_SECONDS))
+        self._awaited: tuple[int, Question] | None = None
+        """What a reader has asked that has turned to something else since."""
         self._is_silent = False
         """Whether the last command was not answered in time."""
         self._scripts = {name: Script(lua(name)) for name in ("open", "append", "restart", "last")}
@@ -121,18 +124,60 @@ class RedisLog:
         return last
 
     def read(
-        self, stream_name: str, *, after: int, count: int, wait_seconds: float
+        self,
+        stream_name: str,
+        *,
+        after: int,
+        count: int,
+        wait_seconds: float,
+        unless: int | None = None,
     ) -> list[tuple[int, bytes]]:
-        """Positions and raw entries behind `after`, waiting for the first one if need be."""
+        """Positions and raw entries behind `after`, waiting for the first one if need be.
+
+        It stops waiting when the descriptor `unless` becomes readable. One reader at a time does
+        that, of one stream: the reply is left to its next wait.
+        """
         if not self._is_checked:
             self.check()
-        # BLOCK 0 would wait for ever.
-        seconds = min(wait_seconds, WAIT_SECONDS_MAX)
-        block = ("BLOCK", max(1, int(seconds * 1000))) if seconds > 0 else ()
+        deadline = time.monotonic() + min(wait_seconds, WAIT_SECONDS_MAX)
         key = self._log_key(stream_name)
+        found: list[tuple[int, bytes]] | None = []
         with self._asking(stream_name, key):
-            reply = self._reader.call("XREAD", "COUNT", count, *block, "STREAMS", key, f"{after}-0")
-            return [_entry(entry_id, fields) for entry_id, fields in _entries(reply)]
+            if wait_seconds > 0 and (asked := self._asked(after)) is not None:
+                found = self._answer(asked, after, deadline, unless)
+            if found == []:
+                question = self._ask_for(key, after, count, deadline)
+                found = self._answer(question, after, deadline, unless)
+        return found or []
+
+    def _ask_for(self, key: str, after: int, count: int, deadline: float) -> Question:
+        seconds = deadline - time.monotonic()
+        # BLOCK 0 would wait for ever.
+        block = ("BLOCK", max(1, int(seconds * 1000))) if seconds > 0 else ()
+        words = ("XREAD", "COUNT", count, *block, "STREAMS", key, f"{after}-0")
+        return self._reader.ask(*words, seconds=seconds)
+
+    def _answer(
+        self, question: Question, after: int, deadline: float, unless: int | None
+    ) -> list[tuple[int, bytes]] | None:
+        """What is there behind `after`; None: the answer is left to the next wait."""
+        if not question.is_answered(deadline, unless):
+            self._awaited = after, question
+            return None
+        found = [_entry(entry_id, fields) for entry_id, fields in _entries(question.reply())]
+        # The question may be older than the reader's place.
+        return [(position, raw) for position, raw in found if position > after]
+
+    def _asked(self, after: int) -> Question | None:
+        """What an earlier wait has left unanswered, if it asked for what is behind `after`."""
+        awaited, self._awaited = self._awaited, None
+        if awaited is None:
+            return None
+        asked_after, question = awaited
+        if asked_after > after or question.is_stale:
+            question.give_up()
+            return None
+        return question
 
     def last(self, stream_name: str, fence: Fence | None = None) -> int | None:
         """The last position; None where the log is empty.
@@ -178,6 +223,9 @@ class RedisLog:
 
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
+        if self._awaited is not None:
+            self._awaited[1].give_up()
+            self._awaited = None
         self._client.close()
         self._writer.close()
         self._reader.close()

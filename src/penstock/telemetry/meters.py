@@ -21,6 +21,8 @@ _OF_CONSUMERS = (
     metrics.BURIED,
     metrics.UNKNOWN_EVENT_TYPE,
     metrics.SHREDDED,
+    metrics.BEGUN_EARLY,
+    metrics.BEGUN_IN_VAIN,
 )
 _OF_PUBLISHERS = (metrics.PUBLISHED, metrics.HOT_LOG_REFILLED, metrics.HOT_LOG_LOST)
 
@@ -129,6 +131,8 @@ class Meters:
             (signals.EventBuried, self._buried),
             (signals.EventsUnknown, self._unknown),
             (signals.EventShredded, self._shredded),
+            (signals.EarlyEventRead, self._begun_early),
+            (signals.EarlyEventGivenUp, self._begun_in_vain),
             (signals.HotTierRead, self._hot_read),
             (signals.WarmTierRead, self._warm_read),
             (signals.ColdTierRead, self._cold_read),
@@ -183,6 +187,12 @@ class Meters:
 
     def _shredded(self, signal: signals.EventShredded) -> None:
         self._count(metrics.SHREDDED, signal.consumer)
+
+    def _begun_early(self, signal: signals.EarlyEventRead) -> None:
+        self._count(metrics.BEGUN_EARLY, signal.consumer)
+
+    def _begun_in_vain(self, signal: signals.EarlyEventGivenUp) -> None:
+        self._count(metrics.BEGUN_IN_VAIN, signal.consumer)
 
     def _hot_read(self, signal: signals.HotTierRead) -> None:
         self._read(signal, "hot")

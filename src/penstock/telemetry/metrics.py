@@ -254,6 +254,18 @@ SHREDDED = _counter(
     "Events that were passed by because their data key was destroyed on purpose.",
     CONSUMER,
 )
+BEGUN_EARLY = _counter(
+    "events_pipeline.consumer.begun_early",
+    "{event}",
+    "Events that an idle consumer began with before they were published.",
+    CONSUMER,
+)
+BEGUN_IN_VAIN = _counter(
+    "events_pipeline.consumer.begun_in_vain",
+    "{event}",
+    "Those of them that were given up, and handled again once they were published.",
+    CONSUMER,
+)
 HANDLER_SECONDS = _seconds(
     "events_pipeline.consumer.handler_seconds",
     "One call of a handler, whether it succeeds or fails.",

@@ -1,0 +1,110 @@
+"""Events that have no position yet: a consumer with nothing to do may begin with them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from penstock.core.wire import Entry, decode_body
+from penstock.errors import PenstockError
+from penstock.stores.direct import Direct, Value
+from penstock.stores.postgres import connect
+from penstock.stores.queries import DEFAULT_SCHEMA, Queries
+
+RETRY_SECONDS = 5.0
+
+
+class EarlyEvents:
+    """Hears the senders of one stream, and shows what they sent before it is numbered.
+
+    Whatever goes wrong here costs the head start and nothing else; it is tried again after a
+    while. One thread waits and looks, another may `drain`.
+    """
+
+    def __init__(self, database_url: str, stream_name: str, schema: str = DEFAULT_SCHEMA) -> None:
+        self._database_url = database_url
+        self._stream_name = stream_name
+        self._sql = Queries("early.sql", schema)
+        self._lock = threading.Lock()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._direct: Direct | None = None
+        self._open_at = 0.0
+
+    def descriptor(self) -> int | None:
+        """What becomes readable when somebody has sent; None where that cannot be heard."""
+        with self._kept():
+            if self._connection is None and time.monotonic() >= self._open_at:
+                self._connection = self._listening()
+                self._direct = Direct(self._connection)
+            if self._connection is not None:
+                return self._connection.pgconn.socket
+        return None
+
+    def following(self, after: int) -> Entry | None:
+        """The event that will most likely follow `after`, where somebody has sent one just now."""
+        with self._kept():
+            if self._connection is None or self._direct is None or not _heard(self._connection):
+                return None
+            values: dict[str, Value] = {"stream_name": self._stream_name, "after": after}
+            ((body,),) = self._direct.ask(self._sql["foresee"], values)
+            if body is not None:
+                return decode_body(self._stream_name, after + 1, body.encode())
+        return None
+
+    def drain(self) -> None:
+        """Take in what nobody waits for: a server keeps it for all, until the last has it."""
+        # Whoever has the lock takes it in.
+        if not self._lock.locked():
+            with self._kept():
+                if self._connection is not None:
+                    _heard(self._connection)
+
+    def close(self) -> None:
+        """Listen no more, whoever still waits."""
+        with self._lock:
+            self._open_at = math.inf
+            self._close()
+
+    def _listening(self) -> psycopg.Connection[Any]:
+        connection = connect(self._database_url, "penstock early")
+        try:
+            connection.prepare_threshold = None
+            row = connection.execute(
+                self._sql["slot"], {"stream_name": self._stream_name}
+            ).fetchone()
+            assert row is not None
+            connection.execute(f"LISTEN events_sent_{row[0]:d}".encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """The connection for one thread; a broken one is given up, and nobody is troubled."""
+        with self._lock:
+            try:
+                yield
+            except (psycopg.Error, PenstockError):
+                self._close()
+                self._open_at = time.monotonic() + RETRY_SECONDS
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _heard(connection: psycopg.Connection[Any]) -> bool:
+    """Whether anybody has sent since it was asked last. Waits for nothing."""
+    connection.pgconn.consume_input()
+    is_heard = False
+    while connection.pgconn.notifies() is not None:
+        is_heard = True
+    return is_heard
