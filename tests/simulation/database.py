@@ -221,6 +221,7 @@ class Database:
         self.open_transactions: dict[int, Transaction] = {}
         self.autocommit = Transaction(self)
         """What statements run in that neither wait nor write rows."""
+        self.on_sent: Callable[[], None] = lambda: None
         self.on_effects: Callable[[list[Effect]], None] = lambda _effects: None
 
     def begin(self) -> Transaction:
@@ -269,10 +270,15 @@ class Database:
         """What a sender's COMMIT makes visible."""
         for row in events:
             self.outbox[row.id] = row
+        self.on_sent()
 
     def unnumbered(self) -> list[OutboxRow]:
         """Events without a position, in the order of their ids."""
         return [self.outbox[i] for i in sorted(self.outbox) if self.outbox[i].position is None]
+
+    def sent(self, event_uuid: str) -> OutboxRow | None:
+        """An event that somebody has sent, numbered or not."""
+        return next((row for row in self.outbox.values() if row.event_uuid == event_uuid), None)
 
 
 Statement = Callable[[Transaction, Parameters], Rows]

@@ -42,8 +42,13 @@ class Effects:
 
     def check_commit(self, effects: list[Effect]) -> None:
         """Those of a transaction: each once, and settled with it, whatever the guarantee."""
-        processed = self._world.database.processed
+        database = self._world.database
+        processed, places = database.processed, database.by_position
         for effect in effects:
+            row = places.get(effect.position)
+            is_lost = (effect.position, effect.event_uuid) in self._world.forgotten
+            if (row is None or row.event_uuid != effect.event_uuid) and not is_lost:
+                self._world.machine.violate(f"written at a place that is not its own: {effect}")
             _, outcome = processed.get(effect.event_uuid, (0, "unsettled"))
             if outcome != "handled":
                 self._world.machine.violate(f"written though it is {outcome}: {effect}")

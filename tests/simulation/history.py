@@ -26,6 +26,7 @@ LATE_SHARE = 0.3
 CATCH_UP_SHARE = 0.1
 REPAIR_SHARE = 0.5
 # Most bugs are in one half of a line, and a half is quicker to try.
+QUIET_TURNS = 30
 CONSUMERS_ALONE_SHARE = 0.45
 PUBLISHERS_ALONE_SHARE = 0.2
 HEALING_TURNS_MAX = 3000
@@ -159,7 +160,9 @@ def _prepare(world: World) -> Senders:
     events = 2 + int(dice() * 6)
     senders = Senders(world, events)
     kind = dice()
-    if kind < CONSUMERS_ALONE_SHARE:
+    if world.shape.is_quiet:
+        begin(world, senders.past(1))
+    elif kind < CONSUMERS_ALONE_SHARE:
         world.roles = ("consumer",)
         begin(world, senders.past(events))
     else:
@@ -169,6 +172,8 @@ def _prepare(world: World) -> Senders:
         senders.step()
     for role in world.roles:
         world.start_worker(role)
+    for _ in range(QUIET_TURNS if world.shape.is_quiet else 0):
+        world.machine.turn()
     if world.shape.has_operator:
         operators.begin(world)
     return senders

@@ -34,6 +34,8 @@ class HotServer:
         self.alive_seconds: float = ALIVE_SECONDS
         self.readers: list[Actor] = []
         """Who waits for the next entry, or did."""
+        self.eager: list[Actor] = []
+        """Those of them that a sender's COMMIT wakes too."""
         self.is_away = False
         self.loss_share = 0.0
         """How likely a connection breaks at a command, before or after the server ran it."""
@@ -57,10 +59,17 @@ class HotServer:
             return False
         self.last_id = entry_id
         self.entries.append((entry_id, entry))
-        for actor in self.readers:
-            actor.wake_at = min(actor.wake_at, self.machine.now)
-        self.readers.clear()
+        self._wake(self.readers)
         return True
+
+    def ring(self) -> None:
+        """Somebody has sent something."""
+        self._wake(self.eager)
+
+    def _wake(self, actors: list[Actor]) -> None:
+        for actor in actors:
+            actor.wake_at = min(actor.wake_at, self.machine.now)
+        actors.clear()
 
     def snapshot(self) -> tuple[list[tuple[Id, bytes]], Id, Meta | None]:
         """Everything, as a file on disk would have it."""
@@ -156,12 +165,14 @@ class ModelHotLog:
         after: int,
         count: int,
         wait_seconds: float,
-        unless: int | None = None,  # noqa: ARG002
+        unless: int | None = None,
     ) -> list[tuple[int, bytes]]:
         server = self._arrive("read")
         found = self._behind(after, count)
         if not found and wait_seconds and server.machine.current is not None:
             server.readers.append(server.machine.current)
+            if unless is not None:
+                server.eager.append(server.machine.current)
             server.machine.sleep(wait_seconds)
             found = self._behind(after, count)
         self._answer()

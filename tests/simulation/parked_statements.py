@@ -155,7 +155,10 @@ def _promote(transaction: Transaction, keys: Iterable[int], leaving: list[int]) 
         rows = transaction.rows(parked)
         first = _first((row for p, row in rows.items() if p not in leaving), key_hash)
         if first is not None and rows[first].next_attempt_at is None and not rows[first].held:
-            transaction.write(parked, first, rows[first]._replace(next_attempt_at=now))
+            # Whoever has it in hand may be about to remove it.
+            transaction.lock(parked, first)
+            if (row := transaction.rows(parked).get(first)) is not None:
+                transaction.write(parked, first, row._replace(next_attempt_at=now))
 
 
 @statement("parked.sql", "park")

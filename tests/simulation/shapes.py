@@ -23,6 +23,7 @@ OTHERS: tuple[tuple[Guarantee, Order], ...] = (
     (Guarantee.AT_MOST_ONCE, "key"),
     (Guarantee.AT_MOST_ONCE, "key"),
 )
+QUIET_SHARE = 0.08
 HOLD_SHARE = 0.1
 # Those who keep somebody for it let him decide.
 OPERATOR_SHARE, OPERATOR_SHARE_AT_LEAST = 0.25, 0.6
@@ -39,6 +40,9 @@ class Shape(NamedTuple):
     batch_size: int = 3
     lanes: int = 1
     has_operator: bool = False
+    is_quiet: bool = False
+    """Whether it has handled something and rests when the history begins, so that it may begin
+    early with what is sent then."""
 
     @property
     def lanes_max(self) -> int:
@@ -48,6 +52,8 @@ class Shape(NamedTuple):
 
 def draw(dice: Callable[[], float]) -> Shape:
     """The shape of one history."""
+    if dice() < QUIET_SHARE:
+        return Shape(batch_size=2 + int(dice() * 3), is_quiet=True)
     batch_size, lanes = 1 + int(dice() * 4), 1 + int(dice() * 2)
     guarantee, order = Shape().guarantee, Shape().order
     if dice() > PLAIN_SHARE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from penstock.pipeline import (
     calling,
     consumer,
     gate,
+    intake,
     judgement,
     lane,
     parking,
@@ -38,6 +40,7 @@ from penstock.stores import outage
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
 from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
 from tests.simulation.database import Database, Snapshot
+from tests.simulation.early import Eagerness, ModelEarlyEvents
 from tests.simulation.handling import Conduct, Handlers
 from tests.simulation.hot_log import HotServer, ModelHotLog
 from tests.simulation.machine import Actor, Machine, Process
@@ -63,12 +66,15 @@ TIMES: tuple[tuple[Any, str, float], ...] = (
     (reader, "HEAD_CHECK_SECONDS", 0.4),
     (reader, "USELESS_SECONDS", 0.3),
     (lane, "WAIT_SECONDS", 0.8),
+    (intake, "CONFIRM_SECONDS", 0.3),
     (lane, "BROWNOUT_POLL_SECONDS", 0.4),
     (lane, "ADVANCE_SECONDS", 0.4),
     (lane, "BLOCKED_PAUSE_SECONDS", 0.5),
     (parking, "LOOK_SECONDS", 0.8),
     (parking, "LOOK_SOON_SECONDS", 0.3),
 )
+# The model of PostgreSQL notifies nobody; whether a consumer hears a sender is left to chance.
+EAGER = replace(SETTINGS, wakeup="notify")
 Role = Literal["publisher", "consumer"]
 FORENSICS = Forensics("Error", "", "", "")
 
@@ -170,7 +176,7 @@ class Worker:
             name=Database.consumer,
             options=options_of(self._shape),
             plan=Handlers(world, self.process).plan(self._shape.guarantee),
-            settings=SETTINGS,
+            settings=EAGER,
             leases=self._keeper,
             seams=ConsumerSeams(
                 open_worker=lambda: ModelWorker(world.wire, self.process),
@@ -197,6 +203,7 @@ class World:
         self.database = Database(machine)
         self.hot = HotServer(machine)
         self.hot.alive_seconds = 1.0
+        self.database.on_sent = self.hot.ring
         self.wire = present.wire = Wire(self.database)
         self.conduct: dict[str, Conduct] = {}
         self.on_attempt: Callable[[Effect, Process], None] = lambda _effect, _process: None
@@ -280,6 +287,10 @@ def models_in_place() -> Iterator[None]:
         for module in (publisher, consumer):
             stack.enter_context(patch.object(module, "connect_stage", _connect))
             stack.enter_context(patch.object(module, "require_current", lambda *_: None))
+        stack.enter_context(patch.object(consumer, "EarlyEvents", ModelEarlyEvents))
+        stack.enter_context(
+            patch.object(intake.Intake, "may_begin_early", Eagerness(), create=True)
+        )
         # The model has no libpq: statements go the ordinary way.
         stack.enter_context(patch.object(publisher, "Direct", lambda _: None))
         stack.enter_context(patch.object(judgement, "forensics_about", lambda *_: FORENSICS))
