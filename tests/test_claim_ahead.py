@@ -285,3 +285,16 @@ def test_batches_share_a_connection(bench: Workbench, handler: Callable[..., Non
     run_until_idle(consumer)
     assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]
     assert bench.rows(WORKERS) == before
+
+
+@pytest.mark.parametrize("handler", [through_a_session, through_a_cursor, in_lists])
+def test_the_next_batch_is_read_while_the_server_is_at_work_on_a_full_one(
+    bench: Workbench, heard: list[signals.Signal], handler: Callable[..., None]
+) -> None:
+    consumer = bench.consumer(handler, batch_size=2)
+    assert consumer.step().moved == 2
+    kinds = [type(signal) for signal in heard]
+    before = kinds[: kinds.index(signals.BatchCommitted)]
+    assert before.count(signals.HotTierRead) == 2
+    run_until_idle(consumer)
+    assert bench.rows("SELECT n FROM effect ORDER BY n") == [1, 2, 3]

@@ -66,6 +66,31 @@ def test_an_error_prevents_the_commit_and_leaves_the_connection_usable(
     assert direct.ask("SELECT %(n)s::int", {"n": 5}) == [(5,)]
 
 
+def test_groups_may_follow_each_other_before_anything_is_awaited(
+    connection: psycopg.Connection[Any], direct: Direct
+) -> None:
+    first = direct.send(BEGIN, ("INSERT INTO effect VALUES (%(n)s) RETURNING n", {"n": 1}))
+    direct.send(COMMIT)
+    direct.collect()
+    assert direct.rows(first) == [(1,)]
+    assert effects(connection) == 1
+
+
+def test_a_group_behind_one_that_failed_commits_nothing(
+    connection: psycopg.Connection[Any], direct: Direct
+) -> None:
+    direct.send(
+        BEGIN,
+        ("INSERT INTO effect VALUES (%(n)s)", {"n": 1}),
+        ("SELECT 1 / %(n)s::int", {"n": 0}),
+    )
+    direct.send(("INSERT INTO effect VALUES (%(n)s)", {"n": 2}), COMMIT)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        direct.collect()
+    connection.rollback()
+    assert effects(connection) == 0
+
+
 def test_a_statement_may_be_longer_than_a_socket_takes(direct: Direct) -> None:
     text = "x" * MANY_BYTES
     assert direct.ask("SELECT length(%(t)s), %(t)s", {"t": text}) == [(MANY_BYTES, text)]

@@ -386,7 +386,9 @@ def test_an_early_event_is_the_published_one_but_for_its_term(
     assert entry.is_early
     quiet.bench.publish()
     lane = quiet.bench.consumer(quiet.handle)
-    _first, published = lane._intake._window.read(0, after=0, count=9, wait_seconds=0.0).entries
+    _first, published = lane._intake._outlook._window.read(
+        0, after=0, count=9, wait_seconds=0.0
+    ).entries
     assert not published.is_early
     assert published.is_same_event(entry)
     assert not published.is_same_event(entry._replace(position=3))

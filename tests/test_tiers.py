@@ -120,7 +120,7 @@ def test_a_poisoned_id_neither_blocks_nor_busies_a_reader(bench: Workbench, clie
         consumer.wait(threading.Event())
         run_until_idle(consumer)
     assert len(gaps) == 1
-    assert consumer._intake._window.is_polling(consumer._intake.cursor)
+    assert consumer._intake.is_polling
     published(bench, 2)
     drive(consumer, lambda: len(effects(bench)) == 5)
     assert hot_ids(bench.settings.redis_url or "", "orders") == ids(4, 5)
@@ -504,7 +504,7 @@ def test_a_lane_behind_the_others_rests_while_the_log_lacks_what_it_needs(
 ) -> None:
     consumer = bench.consumer(note, lanes=2)
     published(bench, 6)
-    consumer._intake._window.read(1, after=5, count=1, wait_seconds=0.0)
+    consumer._intake._outlook._window.read(1, after=5, count=1, wait_seconds=0.0)
     client.delete(log_key("orders"))
     rests = Rests()
     assert consumer.step().is_idle
@@ -545,7 +545,7 @@ def test_while_the_log_is_away_a_lane_looks_into_the_outbox_once_between_two_res
 ) -> None:
     consumer, looks = bench.consumer(note), looks_into_the_outbox(monkeypatch)
     client.set(log_key("orders"), "something else")
-    drive(consumer, lambda: consumer._intake._window.is_polling(consumer._intake.cursor))
+    drive(consumer, lambda: consumer._intake.is_polling)
     looks.clear()
     rests = Rests()
     assert consumer.step().is_idle

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 
 from penstock.stores.guard import Guard
+from penstock.stores.worker_connection import nothing
 from tests.simulation import (
     inbox_statements,
     lease_statements,
@@ -159,6 +160,7 @@ class ModelWorker:
 
     def __init__(self, wire: Wire, process: Process) -> None:
         self.guard = Guard()
+        self.meanwhile = nothing
         self._wire = wire
         self._process = process
         self._transaction: Transaction | None = None
@@ -219,6 +221,7 @@ class ModelWorker:
     def commit_after(
         self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
     ) -> None:
+        self.meanwhile()
         if confirm is not None:
             # Production does it behind the fence, which by then has locked what it has read.
             confirm()

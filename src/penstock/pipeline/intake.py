@@ -5,7 +5,8 @@ from __future__ import annotations
 from penstock.core.isolation import Batch
 from penstock.errors import PositionMissing
 from penstock.pipeline.attempt import NotFollowing
-from penstock.pipeline.window import Scan, StreamWindow
+from penstock.pipeline.outlook import Outlook
+from penstock.pipeline.window import Scan
 
 # How long a transaction stays open for an event that was begun with before it was published.
 CONFIRM_SECONDS = 0.05
@@ -14,10 +15,8 @@ CONFIRM_SECONDS = 0.05
 class Intake:
     """Reads a lane's entries behind its cursor, in order; what it waits for it keeps."""
 
-    def __init__(self, window: StreamWindow, lane: int, batch_size: int) -> None:
-        self._window = window
-        self._lane = lane
-        self._batch_size = batch_size
+    def __init__(self, outlook: Outlook) -> None:
+        self._outlook = outlook
         self._ahead: Scan | None = None
         self._missing: PositionMissing | None = None
         self.cursor = 0
@@ -29,7 +28,7 @@ class Intake:
     @property
     def is_polling(self) -> bool:
         """Whether nobody wakes who waits here."""
-        return self._window.is_polling(self.cursor)
+        return self._outlook.is_polling(self.cursor)
 
     @property
     def has_more(self) -> bool:
@@ -77,10 +76,4 @@ class Intake:
         self._ahead = None
 
     def _read(self, wait_seconds: float, *, early: bool = False) -> Scan:
-        return self._window.read(
-            self._lane,
-            after=self.cursor,
-            count=self._batch_size,
-            wait_seconds=wait_seconds,
-            early=early,
-        )
+        return self._outlook.read(after=self.cursor, wait_seconds=wait_seconds, early=early)

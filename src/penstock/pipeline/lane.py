@@ -24,6 +24,7 @@ from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.intake import Intake
 from penstock.pipeline.judgement import Blocked
 from penstock.pipeline.losses import failure_of
+from penstock.pipeline.outlook import Outlook
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.suspicion import Suspicion
 from penstock.pipeline.unsealing import Unsealing
@@ -60,9 +61,9 @@ class Lane:
         stop: threading.Event,
         in_handler: AbstractContextManager[Any],
     ) -> None:
-        self._consuming = replace(
-            consuming, seams=replace(consuming.seams, stop_requested=stop.is_set)
-        )
+        outlook = Outlook(window, lane, consuming.options.batch_size)
+        seams = replace(consuming.seams, stop_requested=stop.is_set, meanwhile=outlook.look_ahead)
+        self._consuming = replace(consuming, seams=seams)
         self._in_handler = in_handler
         self._name = consuming.name
         self._options = consuming.options
@@ -72,7 +73,7 @@ class Lane:
         self._known = known
         self._lane = lane
         self._lease: Lease | None = None
-        self._intake = Intake(window, lane, consuming.options.batch_size)
+        self._intake = Intake(outlook)
         self._live: deque[Batch] = deque()
         self._parked: deque[Batch] = deque()
         self._is_parked_turn = True

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.core.trouble import Trouble
 from penstock.pipeline.effects import OnceCaller
 from penstock.stores.stream_keys import StreamKeys
-from penstock.stores.worker_connection import WorkerConnection
+from penstock.stores.worker_connection import WorkerConnection, nothing
 
 
 def insisting(
@@ -61,3 +61,5 @@ class ConsumerSeams:
     """Tells of dead letters and the like, in the transaction in which they come about."""
     stop_requested: Callable[[], bool] = field(default=lambda: False)
     """Whether a batch should end after the event in hand."""
+    meanwhile: Callable[[], None] = nothing
+    """Called while the server is at work on a batch, whatever becomes of that."""

@@ -89,6 +89,7 @@ class Workplace:
         name, options, plan = consuming.name, consuming.options, consuming.plan
         seams = consuming.seams
         self.worker = worker = seams.open_worker()
+        worker.meanwhile = seams.meanwhile
         ledger = Ledger(
             name,
             options,

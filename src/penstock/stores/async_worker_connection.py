@@ -33,7 +33,13 @@ from penstock.stores.postgres import (
     conninfo,
     raise_refusal,
 )
-from penstock.stores.worker_connection import CANCEL_SECONDS, Parameters, cut, is_spoiled
+from penstock.stores.worker_connection import (
+    CANCEL_SECONDS,
+    Parameters,
+    cut,
+    is_spoiled,
+    nothing,
+)
 
 T = TypeVar("T")
 ASYNC_DIALECT = "postgresql+psycopg_async://"
@@ -116,6 +122,8 @@ class AsyncWorkerConnection:
                 raise_refusal(url, error)
             raise
         self.guard = self._driver.guard
+        # The loop has other handlers to go on with.
+        self.meanwhile = nothing
         self._first_row: tuple[Any, ...] | None = None
 
     async def _open(self, url: str, application_name: str) -> AsyncConnection:

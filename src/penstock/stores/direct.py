@@ -65,6 +65,7 @@ class Direct:
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._awaited: list[Answer] = []
+        self._syncs = 0
 
     def ask(
         self,
@@ -94,26 +95,34 @@ class Direct:
     def send(self, *statements: Statement, is_urgent: bool = False) -> Answer:
         """Send statements, and wait for nothing. Returns where the last one's answer will be.
 
-        Nobody else may use the connection before `collect`. What is urgent is answered before it
-        is committed.
+        More may follow, and nobody else may use the connection before `collect`. What is urgent
+        is answered before it is committed.
         """
         self._pgconn.enter_pipeline_mode()
-        self._awaited = self.put(*statements)
+        self._awaited += self.put(*statements)
         if is_urgent:
             self._pgconn.send_flush_request()
         self._pgconn.pipeline_sync()
+        self._syncs += 1
         self.flush()
         return self._awaited[-1]
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether nothing of what was asked for is here yet."""
+        return bool(self._awaited) and not self._poll.poll(0)
 
     def collect(self) -> None:
         """Wait for the answers to everything that was sent. Raises the first error among them."""
         awaited, self._awaited = iter(self._awaited), []
+        syncs, self._syncs = self._syncs, 0
         error: psycopg.Error | None = None
-        while True:
+        while syncs:
             try:
                 result = self._next_result()
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    break
+                    syncs -= 1
+                    continue
                 # Behind the last statement comes the COMMIT that nobody had to write.
                 next(awaited, Answer()).take(result)
             except psycopg.Error as refusal:

@@ -46,10 +46,16 @@ SYNC_DIALECT = "postgresql+psycopg://"
 CANCEL_SECONDS = 2.0
 
 
+def nothing() -> None:
+    """What there is to do meanwhile, unless somebody knows better."""
+
+
 class WorkerConnection(Protocol):
     """What a stage needs of the transaction that it shares with a handler."""
 
     guard: Guard
+    meanwhile: Callable[[], None]
+    """Called, where the connection can, while the server is at work. It may find nothing to do."""
 
     @property
     def is_lost(self) -> bool:
@@ -135,6 +141,7 @@ class SyncWorkerConnection:
         self._pipeline: PatientPipeline | None = None
         self._first: Answer | None = None
         self._session_factory = session_factory or sessionmaker()
+        self.meanwhile = nothing
         self.guard = driver.guard
         event.listen(engine, "invalidate", driver.guard.give_up)
 
@@ -174,7 +181,16 @@ class SyncWorkerConnection:
         """Wait for what was sent ahead: whoever uses the connection next does so first."""
         if self._driver.catch_up is not None:
             self._driver.catch_up = None
-            self._direct.collect()
+            if self._direct.is_awaiting:
+                self._pass_time(self._direct.collect)
+            else:
+                self._direct.collect()
+
+    def _pass_time(self, wait: Callable[[], None]) -> None:
+        try:
+            self.meanwhile()
+        finally:
+            wait()
 
     def execute(self, query: str, parameters: Parameters) -> None:
         """A statement of the worker's own."""
@@ -198,23 +214,26 @@ class SyncWorkerConnection:
             statements = (COMMIT,)
         self._send_last(*statements)
         if self._pipeline is None:
-            self._catch_up()
+            self._driver.catch_up = None
+            self._pass_time(self._direct.collect)
         else:
-            self._pipeline.finish()
+            self._pass_time(self._pipeline.finish)
         self._forget_transaction()
 
     def _send_last(self, *statements: Statement) -> None:
         if self._pipeline is not None:
             self._pipeline.put(self._direct, *statements)
             return
-        self._catch_up()
+        # Behind what was sent ahead: where that fails, so does this.
         self._direct.send(*statements)
         self._driver.catch_up = self._catch_up
 
     def rollback(self) -> None:
         """Undo the batch."""
-        with suppress(psycopg.Error):
-            self._catch_up()
+        if self._driver.catch_up is not None:
+            self._driver.catch_up = None
+            with suppress(psycopg.Error):
+                self._direct.collect()
         if not self._driver.closed:
             self._driver.rollback()
         self._forget_transaction()
