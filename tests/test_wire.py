@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -50,6 +51,14 @@ def test_an_entry_comes_back_as_it_was_written() -> None:
     assert event.created_at == datetime(2026, 11, 15, 9, 40, 47, 975097, tzinfo=UTC)
     assert entry.created_at_ms == 1794735647975
     assert entry == decode_body("orders", 7, BODY.encode())
+
+
+def test_an_entry_is_signed_for_its_place_as_it_always_was() -> None:
+    keys = MacKeys.parse("first:" + "00" * 32)
+    for position in (7, 8):
+        text = f"penstock 1\norders\n{position}\n{BODY}".encode()
+        mac = hmac.digest(b"\0" * 32, text, "sha256")[:16].hex()
+        assert encode_entry("orders", position, BODY, keys) == f"1 first {mac}\n{BODY}".encode()
 
 
 @pytest.mark.parametrize("number", [2**64 + 1, -(2**63) - 1, 10**100])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.require import require
 from penstock.errors import MacKeyUnknown
@@ -22,6 +22,8 @@ class MacKeys:
 
     key_id: bytes
     secrets: Mapping[bytes, bytes]
+    _begun: dict[bytes, hmac.HMAC] = field(default_factory=dict, init=False, compare=False)
+    """Signatures with each secret, begun once: that is a third of what signing an entry takes."""
 
     @classmethod
     def parse(cls, text: str) -> MacKeys:
@@ -52,21 +54,22 @@ class MacKeys:
 
     def sign(self, stream_name: str, position: int, body: bytes) -> bytes:
         """Key id and signature, as they stand in an entry's header."""
-        mac = _mac(self.secrets[self.key_id], stream_name, position, body)
-        return self.key_id + b" " + mac
+        return self.key_id + b" " + self._mac(self.key_id, stream_name, position, body)
 
     def is_signed(
         self, stream_name: str, position: int, body: bytes, *, key_id: bytes, mac: bytes
     ) -> bool:
         """Whether the body was signed for this very place. Raises MacKeyUnknown."""
-        secret = self.secrets.get(key_id)
-        if secret is None:
+        if key_id not in self.secrets:
             raise MacKeyUnknown(
                 f"{stream_name}/{position}: signed with the unknown key {key_id[:40]!r}"
             )
-        return hmac.compare_digest(mac, _mac(secret, stream_name, position, body))
+        return hmac.compare_digest(mac, self._mac(key_id, stream_name, position, body))
 
-
-def _mac(secret: bytes, stream_name: str, position: int, body: bytes) -> bytes:
-    signed = f"penstock 1\n{stream_name}\n{position}\n".encode() + body
-    return hmac.digest(secret, signed, "sha256")[:_MAC_BYTES].hex().encode()
+    def _mac(self, key_id: bytes, stream_name: str, position: int, body: bytes) -> bytes:
+        begun = self._begun.get(key_id)
+        if begun is None:
+            begun = self._begun[key_id] = hmac.new(self.secrets[key_id], digestmod="sha256")
+        mac = begun.copy()
+        mac.update(f"penstock 1\n{stream_name}\n{position}\n".encode() + body)
+        return mac.digest()[:_MAC_BYTES].hex().encode()
