@@ -16,12 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from penstock.core.options import Guarantee
-from penstock.pipeline import intake
 from penstock.pipeline.consumer import Consumer
 from penstock.pipeline.context import Context
 from penstock.pipeline.lane import Lane
-from penstock.stores import early_events, redis_link
-from penstock.stores.early_events import EarlyEvents
+from penstock.stores import eager_ear, redis_link
+from penstock.stores.eager_ear import EagerEar
 from penstock.stores.hot_log import Fence
 from penstock.stores.redis_log import RedisLog
 from penstock.stores.wakeup import Wakeup
@@ -30,6 +29,7 @@ from penstock.telemetry.bus import subscribe_to_all, unsubscribe
 from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
 from tests.failing import LATER
+from tests.roles import new_roles
 from tests.waiting import wait_until
 
 INSERT = text("INSERT INTO effect (n) VALUES (:n)")
@@ -217,6 +217,78 @@ def test_a_failure_on_an_early_event_does_not_count(
     assert quiet.bench.rows("SELECT attempts FROM events.parked_event") == [1]
 
 
+@pytest.fixture
+def numbering(quiet: Quiet, database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A publisher's transaction that has the stream's row, and has not committed yet."""
+    quiet.send()
+    quiet.bench.publish()
+    with psycopg.connect(database_url) as numbering:
+        numbering.execute("SELECT FROM events.stream WHERE name = 'orders' FOR UPDATE")
+        yield numbering
+
+
+def test_a_numbering_under_way_is_waited_for(
+    quiet: Quiet, numbering: psycopg.Connection[Any]
+) -> None:
+    quiet.bench.connection.execute("ALTER FUNCTION events.await_numbering SET lock_timeout = '30s'")
+    lane = quiet.bench.consumer(quiet.handle)
+    run_until_idle(lane)
+    lane.wait(STOP)
+    quiet.send()
+
+    def commit_once_awaited() -> None:
+        wait_until(
+            lambda: (
+                quiet.bench.rows(
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                    " AND datname = current_database()"
+                )
+                == [1]
+            ),
+            what="the consumer waits",
+        )
+        numbering.execute(
+            "UPDATE events.outbox_event SET position = 2, term = 1 WHERE position IS NULL"
+        )
+        numbering.execute("UPDATE events.stream SET head = 2 WHERE name = 'orders'")
+        numbering.commit()
+
+    publisher = threading.Thread(target=commit_once_awaited)
+    quiet.meanwhile = [publisher.start]
+    lane.wait(STOP)
+    lane.step()
+    publisher.join()
+    assert quiet.calls == [(1, 1, 1), (2, 1, 1)]
+    assert quiet.bench.settled() == [(1, "handled"), (2, "handled")]
+
+
+def test_a_numbering_that_hangs_is_not_waited_for(
+    quiet: Quiet, numbering: psycopg.Connection[Any], heard: list[signals.Signal]
+) -> None:
+    lane = quiet.bench.consumer(quiet.handle)
+    run_until_idle(lane)
+    lane.wait(STOP)
+    quiet.send()
+    lane.wait(STOP)
+    lane.step()
+    assert len(of_kind(heard, signals.EarlyEventGivenUp)) == 1
+    assert quiet.bench.settled() == [(1, "handled")]
+    numbering.rollback()
+    quiet.bench.publish()
+    turn(lane)
+    assert quiet.bench.rows(EFFECTS) == [1, 2]
+
+
+def test_a_role_that_may_not_lock_the_stream_never_listens(quiet: Quiet, database_url: str) -> None:
+    with new_roles(database_url, "reader") as roles:
+        quiet.bench.connection.execute(f"GRANT USAGE ON SCHEMA events TO {roles.name('reader')}")
+        with closing(EagerEar(roles.url("reader"), "orders")) as early:
+            assert early.descriptor() is None
+            assert not early.is_heard()
+        with closing(EagerEar(database_url, "orders")) as early:
+            assert early.descriptor() is not None
+
+
 def test_only_what_goes_well_is_followed_by_a_head_start(
     quiet: Quiet, heard: list[signals.Signal]
 ) -> None:
@@ -311,7 +383,7 @@ def never_listens(bench: Workbench, handler: Callable[..., Any], **options: Any)
 def test_a_lane_whose_ear_is_cut_off_goes_on_and_listens_again(
     quiet: Quiet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_events, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(eager_ear, "RETRY_SECONDS", 0.0)
     lane = quiet.consumer()
     (pid,) = quiet.bench.rows(EARS)
     assert quiet.bench.rows(f"SELECT pg_terminate_backend({pid})") == [True]
@@ -336,14 +408,14 @@ def test_what_nobody_waits_for_is_taken_in(quiet: Quiet) -> None:
     lane = quiet.consumer()
     (consumer,) = [stage for stage in quiet.bench._stages if isinstance(stage, Consumer)]
     quiet.send()
-    early = consumer._early_events
+    early = consumer._ear
     assert early is not None
     descriptor = early.descriptor()
     assert descriptor is not None
     wait_until(lambda: is_readable(descriptor), what="the sender's word arrives")
     consumer.step()
     assert not is_readable(descriptor)
-    assert early.following(1) is None
+    assert not early.is_heard()
     quiet.bench.publish()
     turn(lane)
     assert quiet.bench.rows(EFFECTS) == [1, 2]
@@ -358,51 +430,63 @@ def is_readable(descriptor: int) -> bool:
             return False
 
 
-def test_only_the_end_of_the_stream_is_foreseen(quiet: Quiet, database_url: str) -> None:
-    quiet.send()
-    quiet.bench.publish()
-    with closing(EarlyEvents(database_url, "orders")) as early:
-        for position, is_foreseen in ((1, True), (0, False), (2, False)):
-            assert early.descriptor() is not None
-            quiet.send()
-            descriptor = early.descriptor()
-            assert descriptor is not None
-            wait_until(lambda: is_readable(descriptor), what="the sender's word arrives")  # noqa: B023
-            assert (early.following(position) is not None) is is_foreseen
-        assert early.following(1) is None, "nobody has sent since"
+def claimed_early(quiet: Quiet, after: int) -> str | None:
+    """The body of what would be begun with, in a transaction that does not last."""
+    place = "'test.consumer', 'orders', 'consumer:test.consumer', 'consumer:test.consumer/1'"
+    with quiet.bench.connection.transaction(force_rollback=True):
+        row = quiet.bench.connection.execute(
+            f"SELECT events.claim_early(1, {place}, %s)", (after,)
+        ).fetchone()
+    assert row is not None
+    body: str | None = row[0]
+    return body
 
 
-def test_an_early_event_is_the_published_one_but_for_its_term(
-    quiet: Quiet, database_url: str
-) -> None:
+def test_an_early_event_is_the_published_one_but_for_its_term(quiet: Quiet) -> None:
     quiet.send()
     quiet.bench.publish()
-    with closing(EarlyEvents(database_url, "orders")) as early:
-        early.descriptor()
-        quiet.send()
-        wait_until(lambda: is_readable(early.descriptor() or 0), what="a word arrives")
-        entry = early.following(1)
-    assert entry is not None
-    assert entry.is_early
+    quiet.send()
+    early = claimed_early(quiet, 1)
+    assert early is not None
     quiet.bench.publish()
-    lane = quiet.bench.consumer(quiet.handle)
-    _first, published = lane._intake._outlook._window.read(
-        0, after=0, count=9, wait_seconds=0.0
-    ).entries
-    assert not published.is_early
-    assert published.is_same_event(entry)
-    assert not published.is_same_event(entry._replace(position=3))
-    assert not published.is_same_event(entry._replace(payload=b"{}"))
-    assert not published.is_same_event(
-        entry._replace(fields=(*entry.fields[:4], b'"other"', entry.fields[5]))
+    (published,) = quiet.bench.rows("SELECT body FROM events.read_entries('orders', 1, 1)")
+    before, after = early.split("\n"), published.split("\n")
+    assert before[2] == "0", "no publisher has numbered it, in any term"
+    assert (before[:2], before[3:]) == (after[:2], after[3:])
+
+
+def test_only_what_follows_the_end_of_the_stream_is_begun_with(quiet: Quiet) -> None:
+    quiet.send()
+    quiet.bench.publish()
+    assert claimed_early(quiet, 1) is None, "there is nothing"
+    quiet.send()
+    assert claimed_early(quiet, 0) is None
+    assert claimed_early(quiet, 2) is None
+    assert claimed_early(quiet, 1) is not None
+    quiet.bench.connection.execute("UPDATE events.outbox_event SET key_id = 'k' WHERE id = 2")
+    assert claimed_early(quiet, 1) is None, "it is sealed"
+
+
+def test_what_is_settled_is_not_begun_with(quiet: Quiet) -> None:
+    lane = quiet.consumer()
+    quiet.send()
+    quiet.bench.connection.execute(
+        "INSERT INTO events.processed_event (consumer, event_uuid, position, outcome)"
+        " SELECT 'test.consumer', event_uuid, 2, 'dead' FROM events.outbox_event WHERE id = 2"
     )
+    turn(lane)
+    assert quiet.calls == [(1, 1, 1)]
+    quiet.bench.publish()
+    turn(lane)
+    assert quiet.bench.settled() == [(1, "handled"), (2, "dead")]
+    assert quiet.bench.rows(EFFECTS) == [1]
 
 
 def test_streams_of_other_slots_are_not_heard(quiet: Quiet, database_url: str) -> None:
-    with closing(EarlyEvents(database_url, "payments")) as early:
+    with closing(EagerEar(database_url, "payments")) as early:
         descriptor = early.descriptor()
         assert descriptor is not None
-        with closing(EarlyEvents(database_url, "orders")) as control:
+        with closing(EagerEar(database_url, "orders")) as control:
             quiet.send()
             other = control.descriptor() or 0
             quiet.send()
@@ -411,12 +495,12 @@ def test_streams_of_other_slots_are_not_heard(quiet: Quiet, database_url: str) -
 
 
 def test_a_busy_publisher_is_not_heard_by_anybody(database_url: str, quiet: Quiet) -> None:
-    with closing(EarlyEvents(database_url, "orders")) as early:
+    with closing(EagerEar(database_url, "orders")) as early:
         descriptor = early.descriptor()
         assert descriptor is not None
         quiet.send()
         wait_until(lambda: is_readable(descriptor), what="a sleeping publisher's senders tell")
-        assert early.following(0) is None, "the stream is not registered yet"
+        assert early.is_heard()
         quiet.bench.connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name = 'penstock wake-up'"
@@ -516,7 +600,3 @@ def test_a_reader_that_was_moved_back_asks_anew(
     assert read(log, 2, unless) == []
     append(log, 3)
     assert read(log, 1) == [2, 3]
-
-
-def test_an_event_is_awaited_for_a_moment_only(quiet: Quiet) -> None:
-    assert quiet.bench.settings.lease_granted_seconds / 100 > intake.CONFIRM_SECONDS

@@ -20,6 +20,10 @@ class Stream:
         self.head = head
         self.asked: list[int] = []
         self.missing: int | None = None
+        self.near_from = 0
+
+    def is_near(self, after: int) -> bool:
+        return after + 1 >= self.near_from
 
     def read(self, _lane: int, *, after: int, count: int, **_: float) -> Scan:
         self.asked.append(after)
@@ -79,3 +83,12 @@ def test_what_is_missing_ahead_is_met_when_its_turn_comes() -> None:
     outlook.look_ahead()
     with pytest.raises(PositionMissing):
         outlook.read(after=2, wait_seconds=0.0)
+
+
+def test_what_would_have_to_be_fetched_is_not_looked_at() -> None:
+    stream = Stream(4)
+    stream.near_from = 4
+    outlook = outlook_on(stream)
+    outlook.read(after=0, wait_seconds=0.0)
+    outlook.look_ahead()
+    assert stream.asked == [0]

@@ -104,14 +104,15 @@ MUTANTS = (
     Mutant(
         "checkpoint-in-a-second-transaction",
         "stores/inbox.py",
-        '            worker.commit_after(\n                self._sql["fence"],',
-        "            worker.commit_after(\n"
+        "            worker.commit_after(*statements)\n",
+        "            worker.commit_after((\n"
         '                "DELETE FROM events.seal WHERE id = %(seal_id)s", {"seal_id":'
-        " claim.seal_id}\n            )\n            worker.begin(\n"
-        '                "INSERT INTO events.seal (id, fresh) VALUES (%(seal_id)s, %(fresh)s)",\n'
+        " claim.seal_id}\n            ))\n            worker.begin(\n"
+        '                "INSERT INTO events.seal (id, fresh) VALUES (%(seal_id)s, %(fresh)s)"\n'
+        '                " RETURNING id",\n'
         '                {"seal_id": claim.seal_id, "fresh": len(claim.fresh)},\n            )\n'
         "            worker.first_row()\n"
-        '            worker.commit_after(\n                self._sql["fence"],',
+        "            worker.commit_after(*statements)\n",
     ),
     Mutant(
         "dead-letter-in-a-second-transaction",
@@ -120,7 +121,7 @@ MUTANTS = (
         "            self._ledger.commit(batch, lease, claim, batch.last, handled=0)\n",
         "            self._ledger.commit(batch, lease, claim, batch.last, handled=0)\n"
         "            if claim.fresh or claim.waiting:\n                write()\n"
-        '                self._worker.commit_after("SELECT 1", {})\n',
+        '                self._worker.commit_after(("SELECT 1", {}))\n',
     ),
     Mutant(
         "given-up-connection-unnoticed",

@@ -218,17 +218,13 @@ class ModelWorker:
             machine.note(f"{NAMES.get(query)} {parameters}")
         return statement_for(query)(transaction, parameters)
 
-    def commit_after(
-        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
-    ) -> None:
+    def commit_after(self, *statements: tuple[str, Parameters]) -> None:
         self.meanwhile()
-        if confirm is not None:
-            # Production does it behind the fence, which by then has locked what it has read.
-            confirm()
         self._arrive()
         transaction = self._transaction
         assert transaction is not None
-        self._run(transaction, query, parameters)
+        for query, parameters in statements:
+            self._run(transaction, query, parameters)
         transaction.commit()
         self._transaction = None
         self._answer()

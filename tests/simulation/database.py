@@ -132,6 +132,14 @@ class Transaction:
         if not self.is_open:
             raise psycopg.OperationalError("the server ended this transaction")
 
+    def sleep(self, seconds: float) -> None:
+        """Let the others go on meanwhile, who may end this one."""
+        self.sleeper = self.database.machine.current
+        self.database.machine.sleep(seconds)
+        self.sleeper = None
+        if not self.is_open:
+            raise psycopg.OperationalError("the server ended this transaction")
+
     def write(self, table: dict[Any, RowT], key: Key, row: RowT | None) -> None:
         """Insert, update, or with None delete."""
         self.lock(table, key)
@@ -221,6 +229,8 @@ class Database:
         self.open_transactions: dict[int, Transaction] = {}
         self.autocommit = Transaction(self)
         """What statements run in that neither wait nor write rows."""
+        self.wrong_share = 0.0
+        """How often a consumer that begins early begins with another event than the next."""
         self.on_sent: Callable[[], None] = lambda: None
         self.on_effects: Callable[[list[Effect]], None] = lambda _effects: None
 

@@ -110,7 +110,7 @@ class Handlers:
         row = scene.database.by_position.get(entry.position)
         if row is None or row.event_uuid != entry.event_uuid:
             row = scene.forgotten.get((entry.position, entry.event_uuid))
-        if row is None and entry.is_early:
+        if row is None and entry.fields[0] == b"0":
             row = scene.database.sent(entry.event_uuid)
         if row is None:
             scene.machine.violate(f"phantom: {entry.event_uuid} was handled at {entry.position}")

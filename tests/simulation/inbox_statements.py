@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.simulation.database import Parameters, Refused, Rows, Transaction
+from tests.simulation.database import Database, Parameters, Refused, Rows, Transaction
 from tests.simulation.lease_statements import move_checkpoint
-from tests.simulation.log_statements import LEASE_LOST, statement
+from tests.simulation.log_statements import LEASE_LOST, body_of, statement
 from tests.simulation.rows import Effect
 
 SEAL_BROKEN = "PS002"
 NOT_ALL_FRESH = "PS004"
+NOT_NUMBERED = "PS006"
+NUMBERING_SECONDS_MAX = 0.3
 
 
 def array(literal: str) -> list[str]:
@@ -111,6 +113,40 @@ def fence(transaction: Transaction, parameters: Parameters) -> Rows:
         transaction.database.leases[parameters["role"]] = row
         raise Refused(NOT_ALL_FRESH, f"{seal[1]} events are new, not {parameters['fresh']}")
     return []
+
+
+@statement("early.sql", "claim_early")
+def claim_early(transaction: Transaction, parameters: Parameters) -> Rows:
+    database, after = transaction.database, parameters["after"]
+    waiting, dice = database.unnumbered(), database.machine.dice
+    if not waiting or database.head != after:
+        return [(None,)]
+    row = waiting[0]
+    if dice() < database.wrong_share:
+        row = waiting[int(dice() * len(waiting))]
+    claim = {
+        "event_uuids": f"{{{row.event_uuid}}}",
+        "positions": f"{{{after + 1}}}",
+        "outcomes": "{handled}",
+    }
+    ((fresh, _),) = claim_batch(transaction, {**parameters, **claim})
+    return [(body_of(database, row, 0) if fresh else None,)]
+
+
+@statement("early.sql", "require_numbered")
+def require_numbered(transaction: Transaction, parameters: Parameters) -> Rows:
+    """A numbering that is under way is waited for."""
+    database = transaction.database
+    if not _is_numbered(database, parameters) and database.machine.current is not None:
+        transaction.sleep(NUMBERING_SECONDS_MAX * database.machine.dice())
+    if not _is_numbered(database, parameters):
+        raise Refused(NOT_NUMBERED, "the event is not there")
+    return []
+
+
+def _is_numbered(database: Database, parameters: Parameters) -> bool:
+    row = database.by_position.get(parameters["position"])
+    return row is not None and row.event_uuid == parameters["event_uuid"]
 
 
 def write_effect(transaction: Transaction, effect: Effect) -> None:

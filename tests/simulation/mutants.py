@@ -11,7 +11,6 @@ from penstock.core.mac import MacKeys
 from penstock.core.wire import Entry
 from penstock.errors import MalformedEntry
 from penstock.pipeline import workplace
-from penstock.pipeline.intake import Intake
 from penstock.pipeline.judgement import Judgement
 from penstock.pipeline.lane import Lane
 from penstock.pipeline.looser import AtLeastOnce
@@ -195,9 +194,9 @@ def stream_that_waits_without_rest() -> AbstractContextManager[Any]:
     return patch.object(Lane, "wait", impatient)
 
 
-def early_event_that_nobody_confirms() -> AbstractContextManager[Any]:
+def early_event_that_is_anywhere() -> AbstractContextManager[Any]:
     """What was guessed is committed."""
-    return patch.object(Intake, "confirm", lambda *_: None)
+    return _instead("early.sql", "require_numbered", lambda *_: [])
 
 
 def survey_that_asks_nobody() -> AbstractContextManager[Any]:
@@ -245,7 +244,7 @@ MUTANTS: dict[str, Mutant] = {
         parked_event_that_is_not_taken_away,
         stream_that_goes_on_behind_a_failing_event,
         stream_that_waits_without_rest,
-        early_event_that_nobody_confirms,
+        early_event_that_is_anywhere,
         survey_that_asks_nobody,
         handler_that_is_called_before_its_only_attempt_is_written_down,
         failure_of_an_only_attempt_that_is_kept_quiet,

@@ -107,6 +107,7 @@ class Twins:
         self._walked: list[str] = []
         self._leases: dict[tuple[str, str], Lease] = {}
         self._held: list[Lease | None] = [None, None]
+        self._early: list[Entry | None] = [None, None]
         self._deploys = 0
         self.committed = self.refused = 0
         """How many batches ended how: a walk without either would prove little."""
@@ -428,6 +429,26 @@ class Twins:
         else:
             self._held[slot] = lease
 
+    def claim_early(self) -> None:
+        """One of the rivals begins with what has no position yet."""
+        slot, after = self.number(0, 1), self.model.head - self.pick((0, 0, 0, 1))
+        if self._held[slot] is not None:
+            return
+        lease = self._lease(self.known.role(self.number(0, self.known.lanes - 1)))
+
+        def begin(server: Server) -> list[str | None]:
+            worker = server.workers[slot]
+            server.claims[slot] = self.inbox.claim_early(worker, CONSUMER, lease, after)
+            row = worker.first_row()
+            return [None if row is None else row[0]]
+
+        found = self.both(f"{slot}: claim_early after {after} as {lease.role}", begin)
+        if not found or found[0] is None:
+            self._rollback(slot)
+        else:
+            self._held[slot] = lease
+            self._early[slot] = decode_body(STREAM, after + 1, found[0].encode())
+
     def within(self) -> None:
         """A statement in an open transaction."""
         slot, entry = self.number(0, 1), self._entry()
@@ -499,7 +520,8 @@ class Twins:
         def commit(server: Server) -> str:
             claim = server.claims[slot]
             assert claim is not None
-            self.inbox.commit(server.workers[slot], claim, lease, checkpoint)
+            early = self._early[slot]
+            self.inbox.commit(server.workers[slot], claim, lease, checkpoint, early)
             return "committed"
 
         if self.both(f"{slot}: commit at {checkpoint}", commit) is None:
@@ -508,16 +530,16 @@ class Twins:
         else:
             self.committed += 1
             self._moved(lease, checkpoint)
-            self._held[slot] = None
+            self._held[slot] = self._early[slot] = None
         self.look_at_books()
 
     def _rollback(self, slot: int) -> None:
         for server in self.servers:
             server.workers[slot].rollback()
-        self._held[slot] = None
+        self._held[slot] = self._early[slot] = None
 
     def _reopen(self, slot: int) -> None:
-        self._held[slot] = None
+        self._held[slot] = self._early[slot] = None
         for server in self.servers:
             with suppress(psycopg.Error):
                 server.reopen(slot)
@@ -637,7 +659,7 @@ class Twins:
     STEPS = (
         *(send, send, number_events, look_at_outbox, look_at_stream, step_over),
         *(acquire, expire, keep_leases, give_back, share_lanes, change_lanes, suspect),
-        *(claim, claim, claim, within, within, within, within, within, within),
+        *(claim, claim, claim, claim_early, within, within, within, within, within, within),
         *(end_batch, end_batch, end_batch, look_at_parked, letter, survey),
         *(operate, operate, pause),
     )

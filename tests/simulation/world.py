@@ -40,7 +40,7 @@ from penstock.stores import outage
 from tests.simulation.connections import ModelConnection, ModelWorker, Wire
 from tests.simulation.cooperation import Clock, Dice, Event, Threading, present
 from tests.simulation.database import Database, Snapshot
-from tests.simulation.early import Eagerness, ModelEarlyEvents
+from tests.simulation.early import Eagerness, ModelEar
 from tests.simulation.handling import Conduct, Handlers
 from tests.simulation.hot_log import HotServer, ModelHotLog
 from tests.simulation.machine import Actor, Machine, Process
@@ -66,7 +66,6 @@ TIMES: tuple[tuple[Any, str, float], ...] = (
     (reader, "HEAD_CHECK_SECONDS", 0.4),
     (reader, "USELESS_SECONDS", 0.3),
     (lane, "WAIT_SECONDS", 0.8),
-    (intake, "CONFIRM_SECONDS", 0.3),
     (lane, "BROWNOUT_POLL_SECONDS", 0.4),
     (lane, "ADVANCE_SECONDS", 0.4),
     (lane, "BLOCKED_PAUSE_SECONDS", 0.5),
@@ -75,6 +74,7 @@ TIMES: tuple[tuple[Any, str, float], ...] = (
 )
 # The model of PostgreSQL notifies nobody; whether a consumer hears a sender is left to chance.
 EAGER = replace(SETTINGS, wakeup="notify")
+WRONG_SHARE = 0.2
 Role = Literal["publisher", "consumer"]
 FORENSICS = Forensics("Error", "", "", "")
 
@@ -204,6 +204,7 @@ class World:
         self.hot = HotServer(machine)
         self.hot.alive_seconds = 1.0
         self.database.on_sent = self.hot.ring
+        self.database.wrong_share = WRONG_SHARE
         self.wire = present.wire = Wire(self.database)
         self.conduct: dict[str, Conduct] = {}
         self.on_attempt: Callable[[Effect, Process], None] = lambda _effect, _process: None
@@ -287,7 +288,7 @@ def models_in_place() -> Iterator[None]:
         for module in (publisher, consumer):
             stack.enter_context(patch.object(module, "connect_stage", _connect))
             stack.enter_context(patch.object(module, "require_current", lambda *_: None))
-        stack.enter_context(patch.object(consumer, "EarlyEvents", ModelEarlyEvents))
+        stack.enter_context(patch.object(consumer, "EagerEar", ModelEar))
         stack.enter_context(
             patch.object(intake.Intake, "may_begin_early", Eagerness(), create=True)
         )

@@ -26,6 +26,9 @@ class Batch:
     """Out of the dead letters: whatever fails goes back there."""
     called: frozenset[int] | None = None
     """Where all is called that will be, and only to be settled: the positions that were new."""
+    is_early: bool = False
+    """One event that nobody has numbered yet: its position is a guess. Without entries: whichever
+    is there when it is begun."""
     setbacks: int = 0
     """How often it was set aside before, whether its handler was called then or not."""
 
@@ -43,11 +46,6 @@ class Batch:
     def last(self) -> int:
         """The last position that this batch settles or passes."""
         return self.through
-
-    @property
-    def is_early(self) -> bool:
-        """Whether it is one event that nobody has numbered yet: its position is a guess."""
-        return self.entries[0].is_early
 
     def after(self, position: int) -> Batch | None:
         """What is left of the batch behind a position."""

@@ -22,7 +22,6 @@ from penstock.errors import ContractError, EntryForged, MalformedEntry
 FORMAT_VERSION = b"1"
 KIND_EVENT = b"event"
 KIND_HOLE = b"hole"
-EARLY_TERM = b"0"
 _BODY_FIELDS = 12
 _HOLE_FIELDS = 4
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -56,15 +55,6 @@ class Entry(NamedTuple):
     def key_id(self) -> str:
         """The data key that the event is sealed with; empty: it is plain."""
         return self.fields[2].decode()
-
-    @property
-    def is_early(self) -> bool:
-        """Whether its position is a guess: no publisher has numbered it yet, in any term."""
-        return self.fields[0] == EARLY_TERM
-
-    def is_same_event(self, other: Entry) -> bool:
-        """Whether both are one event at one place, whoever has numbered it."""
-        return self._replace(fields=self.fields[1:]) == other._replace(fields=other.fields[1:])
 
     @property
     def created_at_ms(self) -> int:

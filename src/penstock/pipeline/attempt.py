@@ -45,10 +45,6 @@ class Attempt(Protocol):
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
 
 
-class NotFollowing(Exception):
-    """An early event was handled for nothing: it is not, or not yet, where it was expected."""
-
-
 def may_run_ahead(options: ConsumerOptions, plan: HandlerPlan) -> bool:
     """Whether to call a handler before it is certain that it has to be called.
 
@@ -88,19 +84,12 @@ class ExactlyOnce:
 
     def run(self, batch: Batch, lease: Lease) -> Settled:
         """Settle the batch. Raises HandlerFailed, LeaseLost, or ServerUnavailable."""
-        is_ahead = self._may_claim_ahead(batch, lease)
-        if batch.is_early and not is_ahead:
-            raise HandlerFailed(NotFollowing("It may have to wait, or be settled."), None)
-        if not is_ahead:
+        if batch.is_early or not self._may_claim_ahead(batch, lease):
             return self._run(batch, lease, ahead=False)
         try:
             return self._run(batch, lease, ahead=True)
         except HandlerFailed:
-            if (
-                batch.is_early
-                or self._claim is None
-                or not self._ledger.inbox.fell_short(self._worker, self._claim)
-            ):
+            if self._claim is None or not self._ledger.inbox.fell_short(self._worker, self._claim):
                 raise
         # Some of it was settled before. That is nobody's failure, and nothing of it was kept.
         return self._run(batch, lease, ahead=False)
@@ -135,9 +124,18 @@ class ExactlyOnce:
         return nullcontext()
 
     def _transact(self, batch: Batch, lease: Lease, *, ahead: bool) -> Settled:
+        if batch.is_early:
+            claim = self._ledger.open_early(batch, lease)
+            session = self._session()
+            return self._handle_early(self._ledger.find_early(batch, lease), lease, claim, session)
         claim = self._claim = self._ledger.open(batch, lease, ahead=ahead)
+        return self._handle(batch, lease, claim, self._session())
+
+    def _session(self) -> Any:
+        return self._worker.session() if View.SESSION in self._plan.parameters else None
+
+    def _handle(self, batch: Batch, lease: Lease, claim: Claim, session: Any) -> Settled:
         todo = self._ledger.todo(batch, claim.fresh)
-        session = self._worker.session() if View.SESSION in self._plan.parameters else None
         with self._worker.guard.lent():
             handled = self._calls.each(
                 todo,
@@ -152,6 +150,8 @@ class ExactlyOnce:
             self._seams.insert_sends(self._worker, session)
         self._ledger.close(batch, lease, claim, last, handled=handled)
         return Settled(last, handled)
+
+    _handle_early = traced(_handle)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from penstock.pipeline.reader import Reader, TierReader
 from penstock.pipeline.replaying import RangeReader
 from penstock.pipeline.window import StreamWindow
 from penstock.stores.cold_tier import ColdTier, own_cold_tier
-from penstock.stores.early_events import EarlyEvents
+from penstock.stores.eager_ear import EagerEar
 from penstock.stores.hot_log import HotLog
 from penstock.stores.inbox import Inbox, Registration
 from penstock.stores.lanes import Lanes
@@ -64,7 +64,7 @@ class Consumer:
         self._working: dict[int, str] = {}
         self._is_paused = False
         self._hot_log = open_log()
-        self._early_events: EarlyEvents | None = None
+        self._ear: EagerEar | None = None
         self._foreign: ForeignStream | None = None
         if consuming.source is not None:
             self._foreign = ForeignStream(consuming, consuming.source, self._hot_log)
@@ -93,8 +93,8 @@ class Consumer:
             self._consuming.leases.join(self._consuming.control(), self._name)
             return AGAIN
         self._note_pause(view)
-        if self._early_events is not None:
-            self._early_events.drain()
+        if self._ear is not None:
+            self._ear.drain()
         wanted = lanes_for(view, worker_id)
         self._adjust(wanted)
         self._write_letters()
@@ -132,7 +132,7 @@ class Consumer:
     def _close_tiers(self) -> None:
         if self._foreign is not None:
             self._foreign.close()
-        self._close_early_events()
+        self._close_ear()
         self._hot_log.close()
 
     def _open_cold_tier(self) -> ColdTier | None:
@@ -178,7 +178,7 @@ class Consumer:
         def incarnation() -> str:
             return streams.incarnation(consuming.control())
 
-        def reader(early_events: EarlyEvents | None = None) -> Reader:
+        def reader() -> Reader:
             reader = TierReader(
                 self._name,
                 consuming.stream_name,
@@ -187,21 +187,17 @@ class Consumer:
                 self._open_cold_tier(),
                 brownout=brownout,
                 incarnation=incarnation if self._foreign is None else None,
-                early_events=early_events,
             )
             replay = consuming.replay
             return reader if replay is None else RangeReader(reader, replay.last)
 
-        self._close_early_events()
+        self._close_ear()
         if self._is_eager:
-            self._early_events = EarlyEvents(
+            self._ear = EagerEar(
                 consuming.settings.database_url, consuming.stream_name, consuming.settings.schema
             )
         return StreamWindow(
-            self._known.lanes,
-            consuming.options.batch_size,
-            ahead=reader(self._early_events),
-            behind=reader(),
+            self._known.lanes, consuming.options.batch_size, ahead=reader(), behind=reader()
         )
 
     @property
@@ -218,10 +214,10 @@ class Consumer:
             and may_run_ahead(consuming.options, consuming.plan)
         )
 
-    def _close_early_events(self) -> None:
-        if self._early_events is not None:
-            self._early_events.close()
-            self._early_events = None
+    def _close_ear(self) -> None:
+        if self._ear is not None:
+            self._ear.close()
+            self._ear = None
 
     def _adjust(self, wanted: set[int]) -> None:
         before = set(self._working)
@@ -237,9 +233,9 @@ class Consumer:
         self, lane: int
     ) -> Callable[[threading.Event, AbstractContextManager[Any]], Lane]:
         """Opens the stage of one lane, in the epoch that is known now."""
-        known, window = self._known, self._window
+        known, window, ear = self._known, self._window, self._ear
         return lambda stop, in_handler: Lane(
-            self._consuming, known, lane, window, stop=stop, in_handler=in_handler
+            self._consuming, known, lane, window, ear, stop=stop, in_handler=in_handler
         )
 
     def _stop_lanes(self, lanes: set[int]) -> None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from penstock.core.isolation import Batch
 from penstock.errors import PositionMissing
-from penstock.pipeline.attempt import NotFollowing
 from penstock.pipeline.outlook import Outlook
-from penstock.pipeline.window import Scan
-
-# How long a transaction stays open for an event that was begun with before it was published.
-CONFIRM_SECONDS = 0.05
+from penstock.pipeline.window import Scan, StreamWindow
+from penstock.stores.eager_ear import EagerEar
 
 
 class Intake:
     """Reads a lane's entries behind its cursor, in order; what it waits for it keeps."""
 
-    def __init__(self, outlook: Outlook) -> None:
-        self._outlook = outlook
+    def __init__(
+        self, window: StreamWindow, lane: int, batch_size: int, ear: EagerEar | None = None
+    ) -> None:
+        self._outlook = Outlook(window, lane, batch_size)
+        self.look_ahead = self._outlook.look_ahead
+        self._ear = ear
         self._ahead: Scan | None = None
         self._missing: PositionMissing | None = None
+        self._has_passed = False
         self.cursor = 0
         """Everything up to here is settled, or another lane's."""
         self.may_begin_early = False
         """Only right behind what went well: an event that ends processes, or that nobody
         publishes, is not begun with again and again."""
+        self.has_word = False
+        """Whether a sender was heard while there was nothing else."""
 
     @property
     def is_polling(self) -> bool:
@@ -43,37 +46,43 @@ class Intake:
         if self._missing is not None:
             missing, self._missing = self._missing, None
             raise missing
-        scan, self._ahead = self._ahead or self._read(wait_seconds=0.0), None
+        scan, self._ahead = self._ahead or self._read(), None
         if not scan.entries:
+            self._has_passed = scan.through > self.cursor
             self.cursor = scan.through
         return scan
 
+    def has_passed(self) -> bool:
+        """Whether it came by what is not this lane's since it was asked last: there may be more."""
+        has_passed, self._has_passed = self._has_passed, False
+        return has_passed
+
     def wait(self, seconds: float) -> None:
         """Wait for what comes next. Whatever is wrong with it is told when it is taken."""
+        ear = self._ear if self.may_begin_early else None
+        unless = None if ear is None else ear.descriptor()
         try:
-            scan = self._read(seconds, early=self.may_begin_early)
+            scan = self._outlook.read(after=self.cursor, wait_seconds=seconds, unless=unless)
         except PositionMissing as missing:
             # `take` might ask too soon to find out by itself.
             self._missing = missing
             return
-        self._ahead = scan if scan.through > self.cursor else None
-
-    def confirm(self, batch: Batch) -> None:
-        """Wait until an early event is read at its place. Nothing of it is committed before."""
-        scan = self._ahead = self._read(CONFIRM_SECONDS)
-        if not (scan.entries and scan.entries[0].is_same_event(batch.entries[0])):
-            raise NotFollowing("it has no position yet, or another one than expected")
+        if scan.through > self.cursor:
+            self._ahead = scan
+        elif ear is not None:
+            self.has_word = ear.is_heard()
 
     def pass_by(self, position: int) -> None:
-        """Everything up to there is settled."""
+        """Everything up to there is settled, and went well."""
         self.cursor = max(self.cursor, position)
         self.may_begin_early = True
-        if self._ahead is not None:
-            self._ahead = self._ahead.behind(position)
+        if self._ear is not None:
+            # Of what came in the ordinary way, word came too.
+            self._ear.drain()
 
     def forget(self) -> None:
         """Read anew what is at hand."""
         self._ahead = None
 
-    def _read(self, wait_seconds: float, *, early: bool = False) -> Scan:
-        return self._outlook.read(after=self.cursor, wait_seconds=wait_seconds, early=early)
+    def _read(self) -> Scan:
+        return self._outlook.read(after=self.cursor, wait_seconds=0.0)

@@ -24,12 +24,12 @@ from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.intake import Intake
 from penstock.pipeline.judgement import Blocked
 from penstock.pipeline.losses import failure_of
-from penstock.pipeline.outlook import Outlook
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.suspicion import Suspicion
 from penstock.pipeline.unsealing import Unsealing
 from penstock.pipeline.window import StreamWindow
 from penstock.pipeline.workplace import Workplace
+from penstock.stores.eager_ear import EagerEar
 from penstock.stores.inbox import Registration
 from penstock.stores.lanes import Lanes
 from penstock.stores.parked import Parked
@@ -57,12 +57,14 @@ class Lane:
         known: Registration,
         lane: int,
         window: StreamWindow,
+        ear: EagerEar | None = None,
         *,
         stop: threading.Event,
         in_handler: AbstractContextManager[Any],
     ) -> None:
-        outlook = Outlook(window, lane, consuming.options.batch_size)
-        seams = replace(consuming.seams, stop_requested=stop.is_set, meanwhile=outlook.look_ahead)
+        self._intake = Intake(window, lane, consuming.options.batch_size, ear)
+        meanwhile = self._intake.look_ahead
+        seams = replace(consuming.seams, stop_requested=stop.is_set, meanwhile=meanwhile)
         self._consuming = replace(consuming, seams=seams)
         self._in_handler = in_handler
         self._name = consuming.name
@@ -73,11 +75,9 @@ class Lane:
         self._known = known
         self._lane = lane
         self._lease: Lease | None = None
-        self._intake = Intake(outlook)
         self._live: deque[Batch] = deque()
         self._parked: deque[Batch] = deque()
         self._is_parked_turn = True
-        self._is_passing = False
         self._faults_in_a_row = 0
         self._blocked_at: int | None = None
         self._advance_at = 0.0
@@ -95,9 +95,7 @@ class Lane:
             parked=Parked(schema),
             control=consuming.control,
         )
-        self._workplace = Workplace(
-            self._consuming, self._parking, self._unsealing, self._intake.confirm
-        )
+        self._workplace = Workplace(self._consuming, self._parking, self._unsealing)
 
     def step(self) -> Progress:
         """Settle one batch. Nothing is settled without the lease."""
@@ -110,6 +108,8 @@ class Lane:
                 return Progress(0, pause_seconds=min(0.5, lease_seconds / 10))
         if not self._leases.is_held(self._lease):
             raise self._lost("it could not be renewed in time")
+        if self._intake.has_word:
+            return self._begin_early(self._lease)
         try:
             batch = self._next_batch()
         except PositionMissing as missing:
@@ -186,15 +186,12 @@ class Lane:
         return self._parked.popleft() if self._parked else None
 
     def _next_live(self) -> Batch | None:
-        self._is_passing = False
         if self._parking.blocks_stream:
             return None
         if self._live:
             return self._live.popleft()
-        cursor = self._intake.cursor
         scan = self._intake.take()
         if not scan.entries:
-            self._is_passing = scan.through > cursor
             return None
         emit(signals.BatchRead(self._name, scan.entries[0].position, scan.entries[-1].position))
         batch = Batch(
@@ -215,19 +212,32 @@ class Lane:
             if not self._lanes.advance(self._control(), lease, cursor):
                 raise self._lost("another worker holds it")
             self._advanced(lease.at(cursor))
-        return AGAIN if self._is_passing else IDLE
+        return AGAIN if self._intake.has_passed() else IDLE
 
     def _advanced(self, lease: Lease) -> Lease:
         self._lease = lease
         self._leases.note(lease)
         return lease
 
+    def _begin_early(self, lease: Lease) -> Progress:
+        """Begin with what a sender has told of; where that fails, it comes again when published."""
+        self._intake.has_word = False
+        try:
+            with self._consuming.gate.together(self._in_handler), self._in_handler:
+                settled = self._workplace.begin_early(self._intake.cursor + 1, lease)
+        except LeaseLost as error:
+            raise self._lost(str(error)) from error
+        self._intake.may_begin_early = settled is not None
+        if settled is None or not settled.handled:
+            return AGAIN
+        self._advanced(lease.at(settled.last))
+        self._intake.cursor = settled.last
+        return Progress(1)
+
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
     def _settle(self, batch: Batch, lease: Lease) -> Progress:
         with self._unsealing.openable(batch) as openable:
-            if openable.batch is None and batch.is_early:
-                return self._give_up(batch, openable.reason)
             if openable.batch is None and batch.is_parked:
                 self._parking.put_off(batch, openable.reason, BLOCKED_PAUSE_SECONDS)
                 return AGAIN
@@ -255,14 +265,9 @@ class Lane:
         except LeaseLost as error:
             raise self._lost(str(error)) from error
         except HandlerFailed as failure:
-            if batch.is_early:
-                self._workplace.renew(is_doubtful=failure.was_interrupted)
-                return self._give_up(batch, describe_about(failure.error, batch.entries))
             return self._after_failure(batch, lease, failure)
         except ServerUnavailable as error:
-            if batch.is_early or not (
-                self._leases.is_held(lease) and self._losses.note(batch, error)
-            ):
+            if not (self._leases.is_held(lease) and self._losses.note(batch, error)):
                 raise
             return self._after_failure(batch, lease, failure_of(batch, error))
         self._losses.forget(batch)
@@ -280,12 +285,6 @@ class Lane:
         if rest is not None:
             self._queue_of(batch).appendleft(rest)
         return Progress(len(batch.entries) - (len(rest.entries) if rest else 0))
-
-    def _give_up(self, batch: Batch, reason: str) -> Progress:
-        """An early event is nobody's failure, and not kept: it comes again when it is published."""
-        emit(signals.EarlyEventGivenUp(self._name, batch.first, reason))
-        self._intake.may_begin_early = False
-        return AGAIN
 
     def _after_failure(self, batch: Batch, lease: Lease, failure: HandlerFailed) -> Progress:
         reason = describe_about(failure.error, batch.entries)

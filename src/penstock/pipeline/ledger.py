@@ -5,8 +5,8 @@ The guarantees differ in when the handler is called: in between, before, or afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from penstock.core.contracts import known_types
 from penstock.core.isolation import Batch
@@ -14,7 +14,7 @@ from penstock.core.lanes import key_hash
 from penstock.core.leases import Lease
 from penstock.core.options import ConsumerOptions
 from penstock.core.trouble import Trouble
-from penstock.core.wire import Entry
+from penstock.core.wire import Entry, decode_body
 from penstock.errors import ContractError
 from penstock.pipeline.calling import HandlerFailed
 from penstock.pipeline.parking import Parking
@@ -27,6 +27,10 @@ from penstock.stores.suspects import Suspects
 from penstock.stores.worker_connection import WorkerConnection
 from penstock.telemetry import signals
 from penstock.telemetry.bus import emit, is_wanted
+
+
+class NotFollowing(Exception):
+    """There is no early event, or none that is certain to be handled next."""
 
 
 class Ledger:
@@ -44,7 +48,6 @@ class Ledger:
         worker: WorkerConnection,
         seams: ConsumerSeams,
         unsealing: Unsealing,
-        confirm: Callable[[Batch], None],
     ) -> None:
         self._consumer = consumer
         self._options = options
@@ -54,7 +57,6 @@ class Ledger:
         self._worker = worker
         self._seams = seams
         self._unsealing = unsealing
-        self._confirm = confirm
         self._keeps_order = options.order != "none"
         self.inbox = Inbox(schema)
         self.parked = Parked(schema)
@@ -93,6 +95,23 @@ class Ledger:
             )
         emit(signals.BatchClaimed(self._consumer, len(batch.entries), len(claim.fresh)))
         return claim
+
+    def open_early(self, batch: Batch, lease: Lease) -> Claim:
+        """Begin the transaction with the event that is there; it has to be numbered by its end."""
+        return self.inbox.claim_early(self._worker, self._consumer, lease, batch.through - 1)
+
+    def find_early(self, batch: Batch, lease: Lease) -> Batch:
+        """The batch with the event that was there. Raises NotFollowing."""
+        row = self._worker.first_row()
+        if row is None or row[0] is None:
+            raise NotFollowing
+        entry = decode_body(lease.stream_name, batch.through, row[0].encode())
+        found = replace(batch, entries=(entry,))
+        if not (self.is_mine(entry) and self.is_all_new(found, lease)):
+            raise NotFollowing
+        emit(signals.EarlyEventRead(self._consumer, entry.position))
+        emit(signals.BatchClaimed(self._consumer, 1, 1))
+        return found
 
     def _outcome(self, entry: Entry, waiting: Collection[int]) -> str:
         if not self.is_mine(entry):
@@ -167,14 +186,14 @@ class Ledger:
     ) -> None:
         """Seal, fence and COMMIT; the checkpoint moves to `last`, unless it is past the batch.
 
-        An early event has to be confirmed before the COMMIT.
+        An early event has to be at its place by then.
         """
         if batch.is_suspect:
             self.suspects.finish_within(self._worker, self._consumer, batch.first)
         emit(signals.BatchSealed(self._consumer, last))
         checkpoint = lease.checkpoint if batch.is_parked else last
-        confirm = partial(self._confirm, batch) if batch.is_early else None
-        self.inbox.commit(self._worker, claim, lease, checkpoint, confirm)
+        early = batch.entries[0] if batch.is_early else None
+        self.inbox.commit(self._worker, claim, lease, checkpoint, early)
         if not batch.is_parked:
             emit(signals.BatchCommitted(self._consumer, batch.first, last, handled, skipped))
         elif handled:

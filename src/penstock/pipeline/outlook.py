@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psycopg
 
-from penstock.errors import PositionMissing, ServerUnavailable, ServerUnsuitable
+from penstock.errors import PenstockError
 from penstock.pipeline.window import Scan, StreamWindow
 
 
@@ -26,31 +26,35 @@ class Outlook:
         """Whether nobody wakes a lane there."""
         return self._window.is_polling(after)
 
-    def read(self, *, after: int, wait_seconds: float, early: bool = False) -> Scan:
+    def read(self, *, after: int, wait_seconds: float, unless: int | None = None) -> Scan:
         """The next entries; waits where there is nothing behind `after`.
 
-        Raises PositionMissing, never skips.
+        It stops waiting when the descriptor `unless` becomes readable. Raises PositionMissing,
+        never skips.
         """
         found, self._found = self._found, None
         scan = found[1] if found is not None and found[0] == after else None
         if scan is None:
-            scan = self._read(after, wait_seconds, early=early)
-        # Who wants events singly would ask twice for each; an early one has nothing behind it.
-        is_full = len(scan.entries) == self._count > 1 and not early
+            scan = self._read(after, wait_seconds, unless)
+        # Who wants events singly would ask twice for each.
+        is_full = len(scan.entries) == self._count > 1
         self._full_to = scan.through if is_full else None
         return scan
 
     def look_ahead(self) -> None:
-        """Read what follows a full batch. Whatever is wrong there, `read` meets it again."""
+        """Read what follows a full batch. Whatever is wrong there, `read` meets it again.
+
+        It may be called in the middle of a transaction: nothing is fetched that takes long.
+        """
         after, self._full_to = self._full_to, None
-        if after is None:
+        if after is None or not self._window.is_near(after):
             return
-        with suppress(PositionMissing, ServerUnavailable, ServerUnsuitable, psycopg.Error):
+        with suppress(PenstockError, psycopg.Error):
             scan = self._read(after, wait_seconds=0.0)
             if scan.through > after:
                 self._found = after, scan
 
-    def _read(self, after: int, wait_seconds: float, *, early: bool = False) -> Scan:
+    def _read(self, after: int, wait_seconds: float, unless: int | None = None) -> Scan:
         return self._window.read(
-            self._lane, after=after, count=self._count, wait_seconds=wait_seconds, early=early
+            self._lane, after=after, count=self._count, wait_seconds=wait_seconds, unless=unless
         )

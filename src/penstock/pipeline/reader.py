@@ -18,7 +18,6 @@ from penstock.errors import (
 )
 from penstock.pipeline.trust import Trust
 from penstock.stores.cold_tier import ColdTier
-from penstock.stores.early_events import EarlyEvents
 from penstock.stores.hot_log import HotLog
 from penstock.stores.outage import Outage
 from penstock.stores.warm_tier import WarmTier
@@ -45,10 +44,15 @@ class Reader(Protocol):
     def is_polling(self) -> bool:
         """Whether nobody wakes this reader, so that its caller has to rest by itself."""
 
-    def read(self, *, after: int, count: int, wait_seconds: float, early: bool = False) -> Stretch:
+    def is_near(self, after: int) -> bool:
+        """Whether what follows is read at once, rather than fetched from an archive."""
+
+    def read(
+        self, *, after: int, count: int, wait_seconds: float, unless: int | None = None
+    ) -> Stretch:
         """Up to `count` entries that follow `after`. Raises PositionMissing, never skips.
 
-        `early`: whether one that has no position yet will do, while it waits.
+        It stops waiting when the descriptor `unless` becomes readable.
         """
 
 
@@ -65,7 +69,6 @@ class TierReader:
         *,
         brownout: bool = True,
         incarnation: Callable[[], str] | None = None,
-        early_events: EarlyEvents | None = None,
     ) -> None:
         self._consumer = consumer
         self._stream_name = stream_name
@@ -73,7 +76,6 @@ class TierReader:
         self._warm_tier = warm_tier
         self._cold_tier = cold_tier
         self._brownout = brownout
-        self._early_events = early_events
         self._trust = Trust(stream_name, hot_log, warm_tier, incarnation)
         self._origin: str | None = None
         self._head_seen = 0
@@ -92,10 +94,16 @@ class TierReader:
         """Whether the hot log is away or of no use, so that nobody wakes this reader."""
         return self._redis.is_going_on or time.monotonic() < self._useless_until
 
-    def read(self, *, after: int, count: int, wait_seconds: float, early: bool = False) -> Stretch:
+    def is_near(self, after: int) -> bool:
+        """Whether what follows is read at once, rather than fetched from an archive."""
+        return after + 1 >= self._warm_from
+
+    def read(
+        self, *, after: int, count: int, wait_seconds: float, unless: int | None = None
+    ) -> Stretch:
         """Up to `count` entries that follow `after`. Raises PositionMissing, never skips.
 
-        `early`: whether one that has no position yet will do, while it waits.
+        It stops waiting when the descriptor `unless` becomes readable.
         """
         if not self._hot_log.keeps_entries:
             if wait_seconds:
@@ -107,14 +115,9 @@ class TierReader:
             return self._read_below(after, count)
         if after + 1 < self._hot_from or time.monotonic() < self._useless_until:
             return self._read_instead(after, count)
-        early_events = self._early_events if early and wait_seconds else None
-        unless = None if early_events is None else early_events.descriptor()
         raw = self._read_hot(after, count, wait_seconds, unless)
         if raw is None:
             return self._read_below(after, count) if self._brownout else Stretch([], after)
-        if not raw and early_events is not None and (entry := early_events.following(after)):
-            emit(signals.EarlyEventRead(self._consumer, entry.position))
-            return Stretch([entry], entry.position)
         return self._read_through(after, count, raw)
 
     def _read_through(self, after: int, count: int, raw: list[tuple[int, bytes]]) -> Stretch:

@@ -29,13 +29,17 @@ class RangeReader:
         """Whether nobody wakes this reader: behind its end, nobody ever does."""
         return self._is_at_end or self._reader.is_polling
 
+    def is_near(self, after: int) -> bool:
+        """Whether what follows is read at once."""
+        return self._reader.is_near(after)
+
     def read(
         self,
         *,
         after: int,
         count: int,
         wait_seconds: float,
-        early: bool = False,  # noqa: ARG002 - all of a range has positions
+        unless: int | None = None,
     ) -> Stretch:
         """Up to `count` entries that follow `after`, and none behind the end."""
         left = self._last - after
@@ -43,7 +47,7 @@ class RangeReader:
         if self._is_at_end:
             return Stretch([], after)
         entries, through = self._reader.read(
-            after=after, count=min(count, left), wait_seconds=wait_seconds
+            after=after, count=min(count, left), wait_seconds=wait_seconds, unless=unless
         )
         # A hole may reach beyond the end.
         return Stretch(entries, min(through, self._last))

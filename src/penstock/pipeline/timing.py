@@ -59,7 +59,7 @@ class TimedAttempt:
         events = 0
         try:
             settled = self._attempt.run(batch, lease)
-            events = len(batch.entries)
+            events = settled.handled if batch.is_early else len(batch.entries)
             if settled.last < batch.last:
                 events = sum(entry.position <= settled.last for entry in batch.entries)
             return settled

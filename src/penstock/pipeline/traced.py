@@ -25,12 +25,15 @@ S = TypeVar("S", bound=_OfConsumer)
 def traced(
     run: Callable[Concatenate[S, Batch, P], T],
 ) -> Callable[Concatenate[S, Batch, P], T]:
-    """Let the span of a batch last as long as the attempt, and tell how that ended."""
+    """Let the span of a batch last as long as the attempt, and tell how that ended.
+
+    One that does not know its event yet has no span.
+    """
 
     @wraps(run)
     def attempt(self: S, batch: Batch, /, *arguments: P.args, **options: P.kwargs) -> T:
         tracer = tracing.active()
-        if tracer is None:
+        if tracer is None or not batch.entries:
             return run(self, batch, *arguments, **options)
         with tracer.batch(self._consumer, batch.entries, batch.attempt) as span:
             try:

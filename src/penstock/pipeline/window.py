@@ -22,10 +22,6 @@ class Scan(NamedTuple):
     entries: list[Entry]
     through: int
 
-    def behind(self, position: int) -> Scan:
-        """What is left of it behind a position that it reaches."""
-        return Scan([entry for entry in self.entries if entry.position > position], self.through)
-
 
 class StreamWindow:
     """The part of a stream just before its end, kept for all lanes of one consumer.
@@ -62,17 +58,23 @@ class StreamWindow:
         """Whether nobody wakes a lane there: it is behind the window, or the hot log is away."""
         return after + 1 < self._first or self._ahead.is_polling
 
+    def is_near(self, after: int) -> bool:
+        """Whether what follows is read at once, or is here already."""
+        return self._ahead.is_near(after)
+
     def read(
-        self, lane: int, *, after: int, count: int, wait_seconds: float, early: bool = False
+        self, lane: int, *, after: int, count: int, wait_seconds: float, unless: int | None = None
     ) -> Scan:
         """A lane's next entries, at most `count`; waits where there is nothing behind `after`.
 
-        `early`: whether one that has no position yet will do; only an only lane gets one. Raises
+        An only lane stops waiting when the descriptor `unless` becomes readable. Raises
         PositionMissing, never skips.
         """
         if self._lanes == 1:
             return Scan(
-                *self._ahead.read(after=after, count=count, wait_seconds=wait_seconds, early=early)
+                *self._ahead.read(
+                    after=after, count=count, wait_seconds=wait_seconds, unless=unless
+                )
             )
         with self._changed:
             if after + 1 >= self._first:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from penstock.core.failures import describe
 from penstock.core.isolation import Batch
 from penstock.core.leases import Lease
 from penstock.core.options import Guarantee
 from penstock.pipeline.attempt import Attempt, ExactlyOnce, Settled
-from penstock.pipeline.calling import Calls
+from penstock.pipeline.calling import Calls, HandlerFailed
 from penstock.pipeline.consuming import Consuming
 from penstock.pipeline.judgement import Blocked, Judgement
-from penstock.pipeline.ledger import Ledger
+from penstock.pipeline.ledger import Ledger, NotFollowing
 from penstock.pipeline.looser import AtLeastOnce, AtMostOnce
 from penstock.pipeline.parking import Parking
 from penstock.pipeline.resources import require_open
@@ -22,21 +23,14 @@ from penstock.pipeline.setting_aside import SettingAside
 from penstock.pipeline.timing import Stopwatch, TimedAttempt
 from penstock.pipeline.unsealing import Unsealing
 from penstock.telemetry import signals
-from penstock.telemetry.bus import is_wanted
+from penstock.telemetry.bus import emit, is_wanted
 
 
 class Workplace:
     """Opened with a lane; renewed when its connection cannot be trusted any more."""
 
-    def __init__(
-        self,
-        consuming: Consuming,
-        parking: Parking,
-        unsealing: Unsealing,
-        confirm: Callable[[Batch], None],
-    ) -> None:
+    def __init__(self, consuming: Consuming, parking: Parking, unsealing: Unsealing) -> None:
         self._consuming = consuming
-        self._confirm = confirm
         self._parking = parking
         self._unsealing = unsealing
         self._open()
@@ -53,6 +47,21 @@ class Workplace:
         at = lease if batch.is_parked or settled.last == 0 else lease.at(settled.last)
         self.worker.run(lambda: self._attempt.run(called, at))
         return replace(settled, last=called.last, called=None)
+
+    def begin_early(self, position: int, lease: Lease) -> Settled | None:
+        """Settle the event that will most likely stand there, if there is one to begin with.
+
+        None: it was begun with in vain, and nothing of it happened. That is nobody's failure.
+        """
+        name = self._consuming.name
+        try:
+            return self.run(Batch((), position, is_early=True), lease)
+        except HandlerFailed as failure:
+            self.renew(is_doubtful=failure.was_interrupted)
+            if isinstance(failure.error, NotFollowing):
+                return Settled(position - 1, 0)
+            emit(signals.EarlyEventGivenUp(name, position, describe(failure.error)))
+            return None
 
     def judge(self, batch: Batch, lease: Lease, failed: Exception | list[Any]) -> None:
         """Settle a failed event, or one that ended its processes. Raises Blocked, LeaseLost."""
@@ -100,7 +109,6 @@ class Workplace:
             worker=worker,
             seams=seams,
             unsealing=unsealing,
-            confirm=self._confirm,
         )
         self._judgement = Judgement(
             name,

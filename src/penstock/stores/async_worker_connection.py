@@ -202,20 +202,14 @@ class AsyncWorkerConnection:
         """Run a stage's work from inside a handler."""
         return await self._sqlalchemy.run_sync(lambda _: work())
 
-    def commit_after(
-        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
-    ) -> None:
-        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT.
-
-        So does whatever `confirm` raises.
-        """
-        if confirm is not None:
-            confirm()
+    def commit_after(self, *statements: tuple[str, Parameters]) -> None:
+        """Last statements and COMMIT, in one round trip; an error in one prevents the COMMIT."""
 
         async def commit(driver: GuardedAsyncConnection) -> None:
             async with _one_trip(driver):
                 cursor = driver.cursor()
-                await cursor.execute(query, parameters)
+                for query, parameters in statements:
+                    await cursor.execute(query, parameters)
                 await cursor.execute("COMMIT", prepare=False)
 
         self._await(commit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -61,6 +61,7 @@ class Inbox:
     def __init__(self, schema: str = DEFAULT_SCHEMA, starts: StartChooser | None = None) -> None:
         self._sql = Queries("consumer.sql", schema)
         self._lane_sql = Queries("lane.sql", schema)
+        self._early_sql = Queries("early.sql", schema)
         self._starts = starts or Starts(schema)
 
     def register(
@@ -166,6 +167,25 @@ class Inbox:
         assert row is not None
         return Claim(seal_id, frozenset(row[0]), frozenset(row[1]))
 
+    def claim_early(
+        self, worker: WorkerConnection, consumer: str, lease: Lease, after: int
+    ) -> Claim:
+        """Begin a transaction with the event that will most likely follow a position.
+
+        Its body is the first row; NULL: there is none, and nothing was written.
+        """
+        seal_id = secrets.randbits(SEAL_ID_BITS)
+        parameters = {
+            "seal_id": seal_id,
+            "consumer": consumer,
+            "stream_name": lease.stream_name,
+            "role": lease.role,
+            "epoch_group": lease.epoch_group,
+            "after": after,
+        }
+        worker.begin(self._early_sql["claim_early"], parameters)
+        return Claim(seal_id, frozenset((after + 1,)))
+
     def survey(
         self, connection: Connection, consumer: str, batch: Batch, key_hashes: Sequence[int] | None
     ) -> frozenset[int]:
@@ -206,27 +226,33 @@ class Inbox:
         claim: Claim,
         lease: Lease,
         new_checkpoint: int,
-        confirm: Callable[[], None] | None = None,
+        early: Entry | None = None,
     ) -> None:
         """Seal, fence, move the checkpoint and commit: all of it or nothing.
 
-        Nothing, too, if `confirm` raises.
+        Nothing, too, where an `early` event is not at its place.
         """
+        fence = {
+            "seal_id": claim.seal_id,
+            "fresh": len(claim.fresh),
+            "stream_name": lease.stream_name,
+            "role": lease.role,
+            "owner_id": lease.owner_id,
+            "term": lease.term,
+            "old_checkpoint": lease.checkpoint,
+            "new_checkpoint": new_checkpoint,
+        }
+        statements = [(self._sql["fence"], fence)]
+        if early is not None:
+            place = {
+                "stream_name": early.stream_name,
+                "position": early.position,
+                "event_uuid": early.event_uuid,
+            }
+            # The fence is the last, whatever else there is.
+            statements.insert(0, (self._early_sql["require_numbered"], place))
         try:
-            worker.commit_after(
-                self._sql["fence"],
-                {
-                    "seal_id": claim.seal_id,
-                    "fresh": len(claim.fresh),
-                    "stream_name": lease.stream_name,
-                    "role": lease.role,
-                    "owner_id": lease.owner_id,
-                    "term": lease.term,
-                    "old_checkpoint": lease.checkpoint,
-                    "new_checkpoint": new_checkpoint,
-                },
-                confirm,
-            )
+            worker.commit_after(*statements)
         except psycopg.Error as error:
             raise _translated(error) from error
 

@@ -273,7 +273,7 @@ class Parked:
     def declare_dead(self, worker: WorkerConnection, consumer: str, entry: Entry) -> None:
         """An event that was settled before its attempt is a dead letter after all. Commits."""
         worker.commit_after(
-            self._sql["declare_dead"], {"consumer": consumer, "event_uuid": entry.event_uuid}
+            (self._sql["declare_dead"], {"consumer": consumer, "event_uuid": entry.event_uuid})
         )
 
 

@@ -58,7 +58,7 @@ class TimerInbox:
     def commit(self, worker: WorkerConnection, seal_id: int) -> None:
         """Commit what the handler wrote, together with the claim: all of it or nothing."""
         try:
-            worker.commit_after(self._sql["unseal"], {"seal_id": seal_id})
+            worker.commit_after((self._sql["unseal"], {"seal_id": seal_id}))
         except psycopg.errors.DivisionByZero as error:
             raise RollbackInTransactionError(
                 "The transaction was ended inside the handler, so its earlier writes are gone. "

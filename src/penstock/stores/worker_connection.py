@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from penstock.core.handlers import require_done
 from penstock.errors import ServerReadOnly
-from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct, Statement
+from penstock.stores.direct import BEGIN, COMMIT, Answer, Direct
 from penstock.stores.guard import (
     Guard,
     GuardedAsyncConnection,
@@ -80,13 +80,8 @@ class WorkerConnection(Protocol):
     def fetch(self, query: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """The rows of a statement of the worker's own."""
 
-    def commit_after(
-        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
-    ) -> None:
-        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT.
-
-        So does whatever `confirm` raises.
-        """
+    def commit_after(self, *statements: tuple[str, Parameters]) -> None:
+        """Last statements and COMMIT, in one round trip; an error in one prevents the COMMIT."""
 
     def rollback(self) -> None:
         """Undo the batch."""
@@ -200,33 +195,17 @@ class SyncWorkerConnection:
         """The rows of a statement of the worker's own."""
         return self._driver.execute(query, parameters).fetchall()
 
-    def commit_after(
-        self, query: str, parameters: Parameters, confirm: Callable[[], None] | None = None
-    ) -> None:
-        """A last statement and COMMIT, in one round trip; an error in it prevents the COMMIT.
-
-        So does whatever `confirm` raises, which is called while the server is at work.
-        """
-        statements: tuple[Statement, ...] = ((query, parameters), COMMIT)
-        if confirm is not None:
-            self._send_last(statements[0])
-            confirm()
-            statements = (COMMIT,)
-        self._send_last(*statements)
+    def commit_after(self, *statements: tuple[str, Parameters]) -> None:
+        """Last statements and COMMIT, in one round trip; an error in one prevents the COMMIT."""
         if self._pipeline is None:
+            # Behind what was sent ahead: where that fails, so does this.
             self._driver.catch_up = None
+            self._direct.send(*statements, COMMIT)
             self._pass_time(self._direct.collect)
         else:
+            self._pipeline.put(self._direct, *statements, COMMIT)
             self._pass_time(self._pipeline.finish)
         self._forget_transaction()
-
-    def _send_last(self, *statements: Statement) -> None:
-        if self._pipeline is not None:
-            self._pipeline.put(self._direct, *statements)
-            return
-        # Behind what was sent ahead: where that fails, so does this.
-        self._direct.send(*statements)
-        self._driver.catch_up = self._catch_up
 
     def rollback(self) -> None:
         """Undo the batch."""

@@ -51,8 +51,10 @@ BEGIN
     RETURN inserted;
 END $$;
 
-CREATE FUNCTION events.foresee(of_stream text, after bigint) RETURNS text
-LANGUAGE plpgsql STABLE
+CREATE FUNCTION events.claim_early(
+    seal_id bigint, who text, of_stream text, lease_role text, epoch_group text, after bigint
+) RETURNS text
+LANGUAGE plpgsql
 -- As in events.number_events, which takes the same row.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 AS $$
@@ -61,16 +63,54 @@ DECLARE
     o events.outbox_event;
 BEGIN
     SELECT * INTO s FROM events.stream WHERE name = of_stream AND head = after;
-    IF FOUND THEN
-        SELECT * INTO o FROM events.outbox_event u
-         WHERE (u.stream_name, u.id) > (of_stream, s.id_floor) AND u.stream_name <= of_stream
-           AND u.position IS NULL
-         ORDER BY u.stream_name, u.id LIMIT 1;
-        -- No publisher has numbered it, in any term.
-        o.term := 0;
+    IF NOT FOUND THEN
+        RETURN NULL;
     END IF;
+    SELECT * INTO o FROM events.outbox_event u
+     WHERE (u.stream_name, u.id) > (of_stream, s.id_floor) AND u.stream_name <= of_stream
+       AND u.position IS NULL
+     ORDER BY u.stream_name, u.id LIMIT 1;
+    -- For a key a KMS may have to be asked, which is not for the middle of a transaction.
+    IF NOT FOUND OR o.key_id IS NOT NULL THEN
+        RETURN NULL;
+    END IF;
+    IF (events.claim_batch(seal_id, who, of_stream, lease_role, epoch_group,
+                           ARRAY[o.event_uuid], ARRAY[after + 1], ARRAY['handled'])).fresh = '{}' THEN
+        RETURN NULL;
+    END IF;
+    -- No publisher has numbered it, in any term.
+    o.term := 0;
     RETURN events.entry(o, s.origin);
 END $$;
-COMMENT ON FUNCTION events.foresee(text, bigint) IS
-    'The event that will most likely follow a position, where that is the last one; else NULL. '
-    'Whoever begins with it must see it there before anything is committed.';
+COMMENT ON FUNCTION events.claim_early(bigint, text, text, text, text, bigint) IS
+    'Begins with the event that will most likely follow the stream''s last one: enters it as '
+    'handled at that place, seals the transaction, and returns it; NULL where there is none that is '
+    'new and plain. events.require_numbered has to be asked before COMMIT.';
+
+CREATE FUNCTION events.await_numbering(of_stream text) RETURNS void LANGUAGE plpgsql
+-- A numbering that takes longer than this is not worth waiting for.
+SET lock_timeout = '50ms'
+AS $$
+BEGIN
+    PERFORM FROM events.stream WHERE name = of_stream FOR KEY SHARE;
+END $$;
+
+CREATE FUNCTION events.require_numbered(of_stream text, at bigint, of_event uuid) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    FOR look IN 1..2 LOOP
+        IF EXISTS (SELECT FROM events.outbox_event o
+                    WHERE o.stream_name = of_stream AND o.position = at
+                      AND o.event_uuid = of_event) THEN
+            RETURN;
+        END IF;
+        IF look = 1 THEN
+            PERFORM events.await_numbering(of_stream);
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION USING ERRCODE = 'PS006', MESSAGE =
+        format('event %s is not at position %s of %s, or not yet', of_event, at, of_stream);
+END $$;
+COMMENT ON FUNCTION events.require_numbered(text, bigint, uuid) IS
+    'Raises unless the event has this position, durably: a numbering under way is waited for. '
+    'The lock that this takes is that of the stream''s row, and ends with the transaction.';

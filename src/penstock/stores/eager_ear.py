@@ -1,4 +1,4 @@
-"""Events that have no position yet: a consumer with nothing to do may begin with them."""
+"""Hears senders, so that a consumer with nothing to do can begin before the publisher is done."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 
 import psycopg
 
-from penstock.core.wire import Entry, decode_body
 from penstock.errors import PenstockError
-from penstock.stores.direct import Direct, Value
 from penstock.stores.postgres import connect
 from penstock.stores.queries import DEFAULT_SCHEMA, Queries
 
 RETRY_SECONDS = 5.0
 
 
-class EarlyEvents:
-    """Hears the senders of one stream, and shows what they sent before it is numbered.
+class EagerEar:
+    """Hears the senders of one stream.
 
     Whatever goes wrong here costs the head start and nothing else; it is tried again after a
     while. One thread waits and looks, another may `drain`.
@@ -33,7 +31,6 @@ class EarlyEvents:
         self._sql = Queries("early.sql", schema)
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
-        self._direct: Direct | None = None
         self._open_at = 0.0
 
     def descriptor(self) -> int | None:
@@ -41,21 +38,16 @@ class EarlyEvents:
         with self._kept():
             if self._connection is None and time.monotonic() >= self._open_at:
                 self._connection = self._listening()
-                self._direct = Direct(self._connection)
             if self._connection is not None:
                 return self._connection.pgconn.socket
         return None
 
-    def following(self, after: int) -> Entry | None:
-        """The event that will most likely follow `after`, where somebody has sent one just now."""
+    def is_heard(self) -> bool:
+        """Whether somebody has sent since this was asked last. Waits for nothing."""
         with self._kept():
-            if self._connection is None or self._direct is None or not _heard(self._connection):
-                return None
-            values: dict[str, Value] = {"stream_name": self._stream_name, "after": after}
-            ((body,),) = self._direct.ask(self._sql["foresee"], values)
-            if body is not None:
-                return decode_body(self._stream_name, after + 1, body.encode())
-        return None
+            if self._connection is not None:
+                return _heard(self._connection)
+        return False
 
     def drain(self) -> None:
         """Take in what nobody waits for: a server keeps it for all, until the last has it."""
@@ -71,19 +63,23 @@ class EarlyEvents:
             self._open_at = math.inf
             self._close()
 
-    def _listening(self) -> psycopg.Connection[Any]:
+    def _listening(self) -> psycopg.Connection[Any] | None:
         connection = connect(self._database_url, "penstock early")
         try:
             connection.prepare_threshold = None
             row = connection.execute(
                 self._sql["slot"], {"stream_name": self._stream_name}
             ).fetchone()
-            assert row is not None
-            connection.execute(f"LISTEN events_sent_{row[0]:d}".encode())
+            if row is not None:
+                connection.execute(f"LISTEN events_sent_{row[0]:d}".encode())
+                return connection
         except BaseException:
             connection.close()
             raise
-        return connection
+        # It may not wait for a numbering: that stays so.
+        self._open_at = math.inf
+        connection.close()
+        return None
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
