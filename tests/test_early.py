@@ -30,7 +30,7 @@ from tests.bench_of_one import Workbench, run_until_idle
 from tests.events import Placed
 from tests.failing import LATER
 from tests.roles import new_roles
-from tests.waiting import wait_until
+from tests.waiting import SOON_SECONDS, wait_until
 
 INSERT = text("INSERT INTO effect (n) VALUES (:n)")
 EFFECTS = "SELECT n FROM effect ORDER BY n"
@@ -74,8 +74,18 @@ class Quiet:
         self.bench.publish()
         lane = self.bench.consumer(self.handle, **options)
         run_until_idle(lane)
+        self.tend()
         lane.wait(STOP)
         return lane
+
+    def tend(self) -> None:
+        """As every consumer does twice a second."""
+        tend(self.bench)
+
+
+def tend(bench: Workbench) -> None:
+    (consumer,) = [stage for stage in bench._stages if isinstance(stage, Consumer)]
+    consumer.step()
 
 
 @pytest.fixture
@@ -233,6 +243,7 @@ def test_a_numbering_under_way_is_waited_for(
     quiet.bench.connection.execute("ALTER FUNCTION events.await_numbering SET lock_timeout = '30s'")
     lane = quiet.bench.consumer(quiet.handle)
     run_until_idle(lane)
+    quiet.tend()
     lane.wait(STOP)
     quiet.send()
 
@@ -267,6 +278,7 @@ def test_a_numbering_that_hangs_is_not_waited_for(
 ) -> None:
     lane = quiet.bench.consumer(quiet.handle)
     run_until_idle(lane)
+    quiet.tend()
     lane.wait(STOP)
     quiet.send()
     lane.wait(STOP)
@@ -283,9 +295,11 @@ def test_a_role_that_may_not_lock_the_stream_never_listens(quiet: Quiet, databas
     with new_roles(database_url, "reader") as roles:
         quiet.bench.connection.execute(f"GRANT USAGE ON SCHEMA events TO {roles.name('reader')}")
         with closing(EagerEar(roles.url("reader"), "orders")) as early:
+            early.tend()
             assert early.descriptor() is None
             assert not early.is_heard()
         with closing(EagerEar(database_url, "orders")) as early:
+            early.tend()
             assert early.descriptor() is not None
 
 
@@ -296,6 +310,7 @@ def test_only_what_goes_well_is_followed_by_a_head_start(
     quiet.bench.publish()
     lane = quiet.bench.consumer(quiet.handle, start="latest")
     run_until_idle(lane)
+    quiet.tend()
     lane.wait(STOP)
     quiet.send()
     turn(lane)
@@ -374,6 +389,7 @@ def never_listens(bench: Workbench, handler: Callable[..., Any], **options: Any)
         bench.publish()
         lane = bench.consumer(handler, **options)
         run_until_idle(lane)
+        tend(bench)
         lane.wait(STOP)
         assert bench.rows(EARS) == []
     finally:
@@ -394,6 +410,7 @@ def test_a_lane_whose_ear_is_cut_off_goes_on_and_listens_again(
     assert quiet.bench.rows(EFFECTS) == [1, 2]
 
     def listens_again() -> bool:
+        quiet.tend()
         lane.wait(STOP)
         return len(quiet.bench.rows(EARS)) == 1
 
@@ -484,9 +501,11 @@ def test_what_is_settled_is_not_begun_with(quiet: Quiet) -> None:
 
 def test_streams_of_other_slots_are_not_heard(quiet: Quiet, database_url: str) -> None:
     with closing(EagerEar(database_url, "payments")) as early:
+        early.tend()
         descriptor = early.descriptor()
         assert descriptor is not None
         with closing(EagerEar(database_url, "orders")) as control:
+            control.tend()
             quiet.send()
             other = control.descriptor() or 0
             quiet.send()
@@ -496,6 +515,7 @@ def test_streams_of_other_slots_are_not_heard(quiet: Quiet, database_url: str) -
 
 def test_a_busy_publisher_is_not_heard_by_anybody(database_url: str, quiet: Quiet) -> None:
     with closing(EagerEar(database_url, "orders")) as early:
+        early.tend()
         descriptor = early.descriptor()
         assert descriptor is not None
         quiet.send()
@@ -600,3 +620,26 @@ def test_a_reader_that_was_moved_back_asks_anew(
     assert read(log, 2, unless) == []
     append(log, 3)
     assert read(log, 1) == [2, 3]
+
+
+def test_a_server_that_takes_no_connection_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, is_over = threading.Event(), threading.Event()
+
+    def hang(*_: str) -> None:
+        asked.set()
+        assert is_over.wait(SOON_SECONDS)
+        raise psycopg.OperationalError
+
+    monkeypatch.setattr(eager_ear, "connect", hang)
+    ear = EagerEar("postgresql://nowhere", "orders")
+    opening = threading.Thread(target=ear.tend)
+    opening.start()
+    assert asked.wait(SOON_SECONDS)
+    assert ear.descriptor() is None
+    assert not ear.is_heard()
+    ear.drain()
+    is_over.set()
+    opening.join()
+    ear.close()

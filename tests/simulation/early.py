@@ -31,6 +31,9 @@ class ModelEar:
     def is_heard(self) -> bool:
         return present.machine.dice() < HEARD_SHARE
 
+    def tend(self) -> None:
+        """It is open."""
+
     def drain(self) -> None:
         """Nothing is kept for anybody."""
 

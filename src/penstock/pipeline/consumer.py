@@ -94,7 +94,7 @@ class Consumer:
             return AGAIN
         self._note_pause(view)
         if self._ear is not None:
-            self._ear.drain()
+            self._ear.tend()
         wanted = lanes_for(view, worker_id)
         self._adjust(wanted)
         self._write_letters()

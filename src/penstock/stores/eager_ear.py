@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ class EagerEar:
     """Hears the senders of one stream.
 
     Whatever goes wrong here costs the head start and nothing else; it is tried again after a
-    while. One thread waits and looks, another may `drain`.
+    while. One thread waits and looks, and is kept waiting by nothing; another one tends it.
     """
 
     def __init__(self, database_url: str, stream_name: str, schema: str = DEFAULT_SCHEMA) -> None:
@@ -36,8 +36,6 @@ class EagerEar:
     def descriptor(self) -> int | None:
         """What becomes readable when somebody has sent; None where that cannot be heard."""
         with self._kept():
-            if self._connection is None and time.monotonic() >= self._open_at:
-                self._connection = self._listening()
             if self._connection is not None:
                 return self._connection.pgconn.socket
         return None
@@ -49,18 +47,27 @@ class EagerEar:
                 return _heard(self._connection)
         return False
 
+    def tend(self) -> None:
+        """Open it, if need be, and take in what nobody waits for."""
+        if self._connection is None and time.monotonic() >= self._open_at:
+            # A server may take its time over this, so nobody else may have to wait for it.
+            opened: psycopg.Connection[Any] | None = None
+            self._open_at = time.monotonic() + RETRY_SECONDS
+            with suppress(psycopg.Error, PenstockError):
+                opened = self._listening()
+            with self._lock:
+                self._connection = opened
+        self.drain()
+
     def drain(self) -> None:
         """Take in what nobody waits for: a server keeps it for all, until the last has it."""
-        # Whoever has the lock takes it in.
-        if not self._lock.locked():
-            with self._kept():
-                if self._connection is not None:
-                    _heard(self._connection)
+        with self._kept():
+            if self._connection is not None:
+                _heard(self._connection)
 
     def close(self) -> None:
         """Listen no more, whoever still waits."""
         with self._lock:
-            self._open_at = math.inf
             self._close()
 
     def _listening(self) -> psycopg.Connection[Any] | None:
