@@ -115,12 +115,6 @@ MUTANTS = (
         "            worker.commit_after(*statements)\n",
     ),
     Mutant(
-        "early-event-unverified",
-        "stores/inbox.py",
-        "        if early is not None:\n",
-        "        if early is not None and not early:\n",
-    ),
-    Mutant(
         "dead-letter-in-a-second-transaction",
         "pipeline/setting_aside.py",
         "            if claim.fresh or claim.waiting:\n                write()\n"
