@@ -144,14 +144,9 @@ class Inbox:
         batch if that is wrong, and `fell_short` tells. With `key_hashes`, events of parked keys
         are entered as parked.
         """
-        # The worker draws the number, so that the fence can be sent without the claim's result.
-        seal_id = secrets.randbits(SEAL_ID_BITS)
+        seal_id, claimant = _claimant(consumer, lease)
         parameters = {
-            "seal_id": seal_id,
-            "consumer": consumer,
-            "stream_name": lease.stream_name,
-            "role": lease.role,
-            "epoch_group": lease.epoch_group,
+            **claimant,
             "event_uuids": array(entry.event_uuid for entry in batch.entries),
             "positions": array(str(entry.position) for entry in batch.entries),
             "outcomes": array(outcomes),
@@ -174,16 +169,8 @@ class Inbox:
 
         Its body is the first row; NULL: there is none, and nothing was written.
         """
-        seal_id = secrets.randbits(SEAL_ID_BITS)
-        parameters = {
-            "seal_id": seal_id,
-            "consumer": consumer,
-            "stream_name": lease.stream_name,
-            "role": lease.role,
-            "epoch_group": lease.epoch_group,
-            "after": after,
-        }
-        worker.begin(self._early_sql["claim_early"], parameters)
+        seal_id, claimant = _claimant(consumer, lease)
+        worker.begin(self._early_sql["claim_early"], {**claimant, "after": after})
         return Claim(seal_id, frozenset((after + 1,)))
 
     def survey(
@@ -255,6 +242,19 @@ class Inbox:
             worker.commit_after(*statements)
         except psycopg.Error as error:
             raise _translated(error) from error
+
+
+def _claimant(consumer: str, lease: Lease) -> tuple[int, dict[str, Any]]:
+    """Who claims, and the number of the seal."""
+    # The worker draws the number, so that the fence can be sent without the claim's result.
+    seal_id = secrets.randbits(SEAL_ID_BITS)
+    return seal_id, {
+        "seal_id": seal_id,
+        "consumer": consumer,
+        "stream_name": lease.stream_name,
+        "role": lease.role,
+        "epoch_group": lease.epoch_group,
+    }
 
 
 def _translated(error: psycopg.Error) -> Exception:
